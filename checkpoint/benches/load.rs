@@ -1,0 +1,144 @@
+//! How long a load takes, against a plain parallel read of the same files from the page cache.
+//!
+//! `pread` reads every file once into small buffers that are reused: the least that any loader
+//! does. `fresh` puts the bytes into memory that was never touched, which a loader has to as well.
+
+#[path = "../tests/made/mod.rs"]
+mod made;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use made::{Decoder, ranks, tensor_parallel};
+use std::num::NonZero;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use weightd_checkpoint::{Checkpoint, LoadOptions, NodePlan, Progress, load};
+use weightd_core::content::HandleKind;
+use weightd_gpu::Device;
+
+/// The shapes of a model of a billion parameters, half of its layers: 1 GiB.
+const MODEL: Decoder = Decoder {
+    architecture: "LlamaForCausalLM",
+    layers: 8,
+    hidden: 2048,
+    heads: 32,
+    kv_heads: 8,
+    head_dim: 64,
+    intermediate: 8192,
+    vocabulary: 8192,
+};
+
+fn loads(c: &mut Criterion) {
+    let made = MODEL.make();
+    let checkpoint = made.open();
+    let bytes: u64 = checkpoint.tensors().values().map(|tensor| tensor.bytes).sum();
+    let mut group = c.benchmark_group("load");
+    group
+        .throughput(Throughput::Bytes(bytes))
+        .sample_size(10)
+        .measurement_time(Duration::from_secs(10));
+    let workers = LoadOptions::default().workers.get();
+    group.bench_function("pread", |b| {
+        b.iter(|| {
+            let mut buffers = vec![vec![0; 1 << 20]; workers];
+            let buffers: Vec<&mut [u8]> = buffers.iter_mut().map(|buffer| &mut buffer[..]).collect();
+            read_all(&checkpoint, buffers, |_| 0);
+        })
+    });
+    group.bench_function("fresh", |b| {
+        b.iter_custom(|times| {
+            let once = || {
+                let all = checkpoint
+                    .files()
+                    .iter()
+                    .map(|file| file.bytes.next_multiple_of(1 << 20))
+                    .sum::<u64>();
+                let start = Instant::now();
+                let mut memory = vec![0; all as usize];
+                let half = (all as usize / 2).next_multiple_of(1 << 20);
+                let (first, second) = memory.split_at_mut(half);
+                read_all(&checkpoint, vec![first, second], |turn| turn << 20);
+                start.elapsed()
+            };
+            (0..times).map(|_| once()).sum()
+        })
+    });
+    for tp in [1, 4] {
+        group.bench_function(format!("tp {tp}"), |b| {
+            let options = LoadOptions::default();
+            b.iter_custom(|times| (0..times).map(|_| load_once(&checkpoint, tp, &options)).sum());
+        });
+    }
+    for (workers, kib) in [
+        (1, 1024),
+        (2, 128),
+        (2, 256),
+        (2, 512),
+        (2, 1024),
+        (2, 2048),
+        (2, 4096),
+        (2, 16384),
+        (4, 1024),
+    ] {
+        group.bench_function(format!("tp 4, {workers} workers, {kib} KiB"), |b| {
+            let workers = NonZero::new(workers).unwrap();
+            let options = LoadOptions {
+                workers,
+                chunk_bytes: kib << 10,
+                ..LoadOptions::default()
+            };
+            b.iter_custom(|times| (0..times).map(|_| load_once(&checkpoint, 4, &options)).sum());
+        });
+    }
+    group.finish();
+}
+
+fn load_once(checkpoint: &Checkpoint, tp: u32, options: &LoadOptions) -> Duration {
+    let parallel = tensor_parallel(tp);
+    let devices: Vec<Device> = (0..tp).map(Device::host).collect();
+    let ranks: Vec<_> = ranks(&parallel)
+        .into_iter()
+        .zip(&devices)
+        .map(|((rank, _), device)| (rank, device.uuid()))
+        .collect();
+    let plan = NodePlan::new(checkpoint, &parallel, &ranks, HandleKind::Memfd).unwrap();
+    let loaded = load(checkpoint, &plan, &devices, options, &Progress::new(&plan)).unwrap();
+    loaded.stats.duration
+}
+
+/// Reads all files in pieces of 1 MiB, each to where `place` puts the piece in its thread's memory.
+fn read_all(checkpoint: &Checkpoint, memory: Vec<&mut [u8]>, place: impl Fn(usize) -> usize + Sync) {
+    let pieces: Vec<(usize, u64)> = checkpoint
+        .files()
+        .iter()
+        .enumerate()
+        .flat_map(|(file, source)| {
+            (0..source.bytes)
+                .step_by(1 << 20)
+                .map(move |offset| (file, offset))
+        })
+        .collect();
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for memory in memory {
+            scope.spawn(|| {
+                let memory = memory;
+                for turn in 0.. {
+                    let Some(&(file, offset)) = pieces.get(next.fetch_add(1, Relaxed)) else {
+                        break;
+                    };
+                    let at = place(turn).min(memory.len() - (1 << 20));
+                    let source = &checkpoint.files()[file];
+                    let bytes = (source.bytes - offset).min(1 << 20) as usize;
+                    source
+                        .file
+                        .read_exact_at(&mut memory[at..at + bytes], offset)
+                        .unwrap();
+                }
+            });
+        }
+    });
+}
+
+criterion_group!(benches, loads);
+criterion_main!(benches);

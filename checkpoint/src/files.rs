@@ -1,0 +1,169 @@
+//! Files opened once, and what the kernel said of them then.
+
+use crate::error::CheckpointError;
+use rustix::fs::{Mode, OFlags, Stat};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// One file of a checkpoint, opened once (close-on-exec) and kept open.
+#[derive(Debug)]
+pub struct SourceFile {
+    /// Its name in the checkpoint's directory.
+    pub name: String,
+    /// Its path, for messages; the bytes are read through `file`.
+    pub path: PathBuf,
+    /// The open file, for positioned reads.
+    pub file: File,
+    /// Its size in bytes when it was opened.
+    pub bytes: u64,
+    /// What the kernel said of it when it was opened.
+    pub stat: FileStat,
+    /// Whether `stat` is bound to change when the bytes do; see `identity`.
+    pub(crate) steady: bool,
+}
+
+/// The facts by which a file is recognized as the same, unchanged one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileStat {
+    /// Device number.
+    pub dev: u64,
+    /// Inode number.
+    pub ino: u64,
+    /// Size in bytes.
+    pub size: u64,
+    /// Last change of the bytes; a program can set it back.
+    pub mtime: FileTime,
+    /// Last change of bytes or inode; only the kernel sets it.
+    pub ctime: FileTime,
+}
+
+/// A file time: seconds since the Unix epoch, and nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileTime {
+    /// Seconds since the Unix epoch.
+    pub seconds: i64,
+    /// Nanoseconds within the second.
+    pub nanos: u32,
+}
+
+impl SourceFile {
+    /// Opens `name` in the directory `dir`, following symbolic links. Anything but a regular file
+    /// is refused, and never waited for. `None`: there is no such file.
+    pub(crate) fn open(
+        dir: &OwnedFd,
+        dir_path: &Path,
+        name: &str,
+    ) -> Result<Option<SourceFile>, CheckpointError> {
+        let path = dir_path.join(name);
+        // Asked by name first, because merely opening a device or a socket can do something; and
+        // again of what was opened, because the name may have been given to another file since.
+        match rustix::fs::statat(dir, name, rustix::fs::AtFlags::empty()) {
+            Ok(stat) => refuse_irregular(&stat, &path)?,
+            // A dangling link is a file that is missing its bytes, not one that is not there.
+            Err(rustix::io::Errno::NOENT) if is_link(dir, name) => {
+                return Err(CheckpointError::DanglingLink { path });
+            }
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(CheckpointError::io("open", &path, errno)),
+        }
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let fd = rustix::fs::openat(dir, name, flags, Mode::empty())
+            .map_err(|errno| CheckpointError::io("open", &path, errno))?;
+        let settled = crate::identity::settle(&fd);
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| CheckpointError::io("stat", &path, errno))?;
+        refuse_irregular(&stat, &path)?;
+        let stat = FileStat::from(&stat);
+        Ok(Some(SourceFile {
+            name: name.to_owned(),
+            path,
+            file: File::from(fd),
+            bytes: stat.size,
+            stat,
+            steady: settled && crate::identity::is_old(&stat),
+        }))
+    }
+
+    /// The whole file, if it holds `cap` bytes or fewer.
+    pub(crate) fn read_all(&self, cap: u64) -> Result<Vec<u8>, CheckpointError> {
+        if self.bytes > cap {
+            let (path, bytes) = (self.path.clone(), self.bytes);
+            return Err(CheckpointError::FileTooLarge { path, bytes, cap });
+        }
+        self.read_at(0, self.bytes)
+    }
+
+    /// `bytes` bytes from `offset`, which the caller has checked against the file's size.
+    pub(crate) fn read_at(&self, offset: u64, bytes: u64) -> Result<Vec<u8>, CheckpointError> {
+        let length = usize::try_from(bytes).expect("checked against a cap that fits memory");
+        let mut buffer = vec![0; length];
+        self.read_exact_at(&mut buffer, offset)?;
+        Ok(buffer)
+    }
+
+    /// Fills `buffer` from `offset`. A file that ends earlier shrank after it was opened.
+    pub(crate) fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), CheckpointError> {
+        match self.file.read_exact_at(buffer, offset) {
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+                self.unchanged()?;
+                Err(CheckpointError::io("read", &self.path, error))
+            }
+            other => other.map_err(|error| CheckpointError::io("read", &self.path, error)),
+        }
+    }
+
+    /// Asks the kernel again: an error if the file is not as it was when it was opened.
+    pub(crate) fn unchanged(&self) -> Result<(), CheckpointError> {
+        let now =
+            rustix::fs::fstat(&self.file).map_err(|errno| CheckpointError::io("stat", &self.path, errno))?;
+        let now = FileStat::from(&now);
+        if now == self.stat {
+            return Ok(());
+        }
+        Err(CheckpointError::Changed {
+            path: self.path.clone(),
+            was_bytes: self.stat.size,
+            now_bytes: now.size,
+        })
+    }
+}
+
+impl From<&Stat> for FileStat {
+    // The types of these fields differ between architectures.
+    #[allow(clippy::unnecessary_cast)]
+    fn from(stat: &Stat) -> FileStat {
+        FileStat {
+            dev: stat.st_dev as u64,
+            ino: stat.st_ino as u64,
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            mtime: FileTime {
+                seconds: stat.st_mtime as i64,
+                nanos: stat.st_mtime_nsec as u32,
+            },
+            ctime: FileTime {
+                seconds: stat.st_ctime as i64,
+                nanos: stat.st_ctime_nsec as u32,
+            },
+        }
+    }
+}
+
+fn refuse_irregular(stat: &Stat, path: &Path) -> Result<(), CheckpointError> {
+    use rustix::fs::FileType;
+    let kind = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => return Ok(()),
+        FileType::Directory => "a directory",
+        FileType::Fifo => "a fifo",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice => "a character device",
+        FileType::BlockDevice => "a block device",
+        _ => "of unknown type",
+    };
+    let path = path.to_owned();
+    Err(CheckpointError::NotRegular { path, kind })
+}
+
+fn is_link(dir: &impl AsFd, name: &str) -> bool {
+    rustix::fs::readlinkat(dir, name, Vec::new()).is_ok()
+}

@@ -1,0 +1,380 @@
+//! The key of a rank's content.
+
+use crate::error::CheckpointError;
+use crate::open::Checkpoint;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use weightd_core::content::{CheckpointId, Key, Role};
+
+/// Everything but the checkpoint that decides a key, as launcher and engine are configured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeyOptions {
+    /// The type that floating weights are held in: `auto` as stored.
+    pub dtype: String,
+    /// The quantization method that was asked for; absent takes the checkpoint's.
+    pub quantization: Option<String>,
+    /// What overrides the checkpoint's quantization configuration at run time.
+    pub quantization_override: Option<Value>,
+    /// The revision that was asked for, empty for none.
+    pub revision: String,
+    /// The engine's version, where an operator ties content to one; empty otherwise.
+    pub engine_version: String,
+    /// Under which names and shapes tensors are held.
+    pub layout: String,
+    /// What is done after loading: `stored` for nothing.
+    pub processing: String,
+    /// What an engine adds.
+    pub extra: BTreeMap<String, String>,
+    /// Whether experts are spread over ranks as a whole.
+    pub enable_expert_parallel: bool,
+    /// `linear` or `round_robin`.
+    pub expert_placement_strategy: String,
+    /// Tensor parallel size, in ranks.
+    pub tp_size: u32,
+    /// Pipeline parallel size, in stages.
+    pub pp_size: u32,
+    /// Data parallel size, in ranks.
+    pub dp_size: u32,
+}
+
+/// One rank's coordinates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rank {
+    /// Data parallel rank.
+    pub dp: u32,
+    /// Pipeline stage.
+    pub pp: u32,
+    /// Tensor parallel rank.
+    pub tp: u32,
+}
+
+impl Default for KeyOptions {
+    /// One rank, weights as stored.
+    fn default() -> KeyOptions {
+        KeyOptions {
+            dtype: "auto".to_owned(),
+            quantization: None,
+            quantization_override: None,
+            revision: String::new(),
+            engine_version: String::new(),
+            layout: "checkpoint".to_owned(),
+            processing: "stored".to_owned(),
+            extra: BTreeMap::new(),
+            enable_expert_parallel: false,
+            expert_placement_strategy: "linear".to_owned(),
+            tp_size: 1,
+            pp_size: 1,
+            dp_size: 1,
+        }
+    }
+}
+
+/// The most that one text of a key may take, in bytes.
+const TEXT_CAP: usize = 1024;
+/// The most that all of `extra` may take, in bytes. With it, a key fits the 64 KiB of a frame.
+const EXTRA_CAP: usize = 16 * 1024;
+
+impl KeyOptions {
+    /// The key of `rank` in `role`. `checkpoint_id` is [`Checkpoint::identity`], with the digest
+    /// filled in where it is known.
+    ///
+    /// # Errors
+    /// A quantization that the checkpoint does not have; texts longer than a key carries.
+    pub fn key(
+        &self,
+        checkpoint: &Checkpoint,
+        checkpoint_id: CheckpointId,
+        rank: Rank,
+        role: Role,
+    ) -> Result<Key, CheckpointError> {
+        let config = checkpoint.config();
+        self.check_lengths()?;
+        Ok(Key {
+            checkpoint: checkpoint_id,
+            model_arch: config.architectures.join(","),
+            tp_size: self.tp_size,
+            tp_rank: rank.tp,
+            dtype: self.dtype.clone(),
+            quantization: self.quantization(checkpoint)?,
+            quant_config_hash: hash_quantization(
+                config.quantization_config.as_ref(),
+                self.quantization_override.as_ref(),
+            ),
+            revision: self.revision.clone(),
+            engine_version: self.engine_version.clone(),
+            pp_size: self.pp_size,
+            pp_rank: rank.pp,
+            role,
+            dp_size: self.dp_size,
+            dp_rank: rank.dp,
+            enable_expert_parallel: self.enable_expert_parallel,
+            expert_placement_strategy: self.expert_placement_strategy.clone(),
+            layout: self.layout.clone(),
+            processing: self.processing.clone(),
+            extra: self.extra.clone(),
+        })
+    }
+
+    /// The method of the stored weights, empty for none. Only that one can be asked for: nothing
+    /// is quantized while loading.
+    fn quantization(&self, checkpoint: &Checkpoint) -> Result<String, CheckpointError> {
+        let stored = checkpoint.config().quant_method();
+        match (
+            self.quantization.as_deref().filter(|asked| !asked.is_empty()),
+            stored,
+        ) {
+            (None, stored) => Ok(stored.unwrap_or_default().to_owned()),
+            (Some(asked), Some(stored)) if asked == stored => Ok(stored.to_owned()),
+            (Some(asked), Some(stored)) => Err(CheckpointError::OtherQuantization {
+                asked: asked.to_owned(),
+                stored: stored.to_owned(),
+            }),
+            (Some(asked), None) => Err(CheckpointError::OnlineQuantization {
+                asked: asked.to_owned(),
+            }),
+        }
+    }
+
+    fn check_lengths(&self) -> Result<(), CheckpointError> {
+        let texts = [
+            ("dtype", &self.dtype),
+            ("revision", &self.revision),
+            ("engine_version", &self.engine_version),
+            ("layout", &self.layout),
+            ("processing", &self.processing),
+            ("expert_placement_strategy", &self.expert_placement_strategy),
+        ];
+        let extra = self
+            .extra
+            .iter()
+            .map(|(name, value)| name.len() + value.len())
+            .sum();
+        let lengths = texts.map(|(field, text)| (field, text.len(), TEXT_CAP));
+        let too_long = |&(_, bytes, cap): &(_, usize, usize)| bytes > cap;
+        match lengths
+            .into_iter()
+            .chain([("extra", extra, EXTRA_CAP)])
+            .find(too_long)
+        {
+            None => Ok(()),
+            Some((field, bytes, cap)) => Err(CheckpointError::KeyTooLong {
+                field: field.to_owned(),
+                bytes,
+                cap,
+            }),
+        }
+    }
+}
+
+/// A hash of what quantizes the weights: configuration and override. Neither has none, which
+/// differs from an empty one.
+fn hash_quantization(config: Option<&Value>, over: Option<&Value>) -> Option<[u8; 32]> {
+    if config.is_none() && over.is_none() {
+        return None;
+    }
+    let mut text = Vec::new();
+    for part in [config, over] {
+        match part {
+            Some(value) => write_canonical(value, &mut text),
+            None => text.extend_from_slice(b"absent"),
+        }
+        text.push(b'\n');
+    }
+    Some(*blake3::hash(&text).as_bytes())
+}
+
+/// JSON with the keys of every object in byte order and no white space. Written here and not by
+/// `serde_json`, whose order of keys is turned by a feature that any crate of a build can set.
+fn write_canonical(value: &Value, out: &mut Vec<u8>) {
+    match value {
+        Value::Array(items) => {
+            out.push(b'[');
+            for (i, item) in items.iter().enumerate() {
+                out.extend_from_slice(if i == 0 { b"" } else { b"," });
+                write_canonical(item, out);
+            }
+            out.push(b']');
+        }
+        Value::Object(fields) => {
+            out.push(b'{');
+            let sorted: BTreeMap<&String, &Value> = fields.iter().collect();
+            for (i, (name, item)) in sorted.into_iter().enumerate() {
+                out.extend_from_slice(if i == 0 { b"" } else { b"," });
+                out.extend_from_slice(Value::from(name.as_str()).to_string().as_bytes());
+                out.push(b':');
+                write_canonical(item, out);
+            }
+            out.push(b'}');
+        }
+        leaf => out.extend_from_slice(leaf.to_string().as_bytes()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{copy_of, data};
+    use serde_json::json;
+    use std::fs;
+    use weightd_core::content::Comparison;
+
+    fn key(checkpoint: &Checkpoint, options: &KeyOptions) -> Result<Key, CheckpointError> {
+        options.key(
+            checkpoint,
+            checkpoint.identity(),
+            Rank { dp: 1, pp: 2, tp: 3 },
+            Role::Draft,
+        )
+    }
+
+    /// A copy of the Llama checkpoint with this quantization configuration.
+    fn quantized(config: &Value) -> (tempfile::TempDir, Checkpoint) {
+        let copy = copy_of("llama");
+        let path = copy.path().join("config.json");
+        let mut all: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        all["quantization_config"] = config.clone();
+        fs::write(&path, all.to_string()).unwrap();
+        let checkpoint = Checkpoint::open(copy.path()).unwrap();
+        (copy, checkpoint)
+    }
+
+    #[test]
+    fn a_key_says_what_is_loaded_where() {
+        let checkpoint = Checkpoint::open(&data("llama")).unwrap();
+        let options = KeyOptions {
+            tp_size: 4,
+            pp_size: 5,
+            dp_size: 6,
+            revision: "main".into(),
+            extra: BTreeMap::from([("kv_cache_dtype".into(), "fp8".into())]),
+            ..KeyOptions::default()
+        };
+        let key = key(&checkpoint, &options).unwrap();
+        let expected = Key {
+            checkpoint: checkpoint.identity(),
+            model_arch: "LlamaForCausalLM".into(),
+            tp_size: 4,
+            tp_rank: 3,
+            dtype: "auto".into(),
+            quantization: String::new(),
+            quant_config_hash: None,
+            revision: "main".into(),
+            engine_version: String::new(),
+            pp_size: 5,
+            pp_rank: 2,
+            role: Role::Draft,
+            dp_size: 6,
+            dp_rank: 1,
+            enable_expert_parallel: false,
+            expert_placement_strategy: "linear".into(),
+            layout: "checkpoint".into(),
+            processing: "stored".into(),
+            extra: options.extra.clone(),
+        };
+        assert_eq!(key, expected);
+    }
+
+    #[test]
+    fn equal_bytes_elsewhere_are_unknown_until_the_digests_are_compared() {
+        let (ours, copy) = (Checkpoint::open(&data("llama")).unwrap(), copy_of("llama"));
+        let theirs = Checkpoint::open(copy.path()).unwrap();
+        let options = KeyOptions::default();
+        let (mut a, mut b) = (key(&ours, &options).unwrap(), key(&theirs, &options).unwrap());
+        assert_eq!(a.compare(&b), Comparison::Unknown);
+        a.checkpoint.digest = Some(ours.digest(None).unwrap());
+        b.checkpoint.digest = Some(theirs.digest(None).unwrap());
+        assert_eq!(a.compare(&b), Comparison::Same);
+    }
+
+    #[test]
+    fn the_quantization_hash_ignores_the_order_of_keys_and_nothing_else() {
+        let config = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+        let [a, b] = [
+            r#"{"bits":4,"sub":{"x":[1,2],"y":null}}"#,
+            r#"{"sub":{"y":null,"x":[1,2]},"bits":4}"#,
+        ]
+        .map(config);
+        assert_eq!(
+            hash_quantization(Some(&a), None),
+            hash_quantization(Some(&b), None)
+        );
+        let empty = json!({});
+        let all = [
+            hash_quantization(None, None),
+            hash_quantization(Some(&empty), None),
+            hash_quantization(None, Some(&empty)),
+            hash_quantization(Some(&empty), Some(&empty)),
+            hash_quantization(Some(&a), None),
+            hash_quantization(Some(&a), Some(&empty)),
+            hash_quantization(Some(&config(r#"{"bits":4,"sub":{"x":[2,1],"y":null}}"#)), None),
+            hash_quantization(Some(&config(r#"{"bits":"4","sub":{"x":[1,2],"y":null}}"#)), None),
+        ];
+        for (i, hash) in all.iter().enumerate() {
+            assert!(!all[..i].contains(hash), "case {i}");
+        }
+        assert_eq!(all[0], None);
+    }
+
+    #[test]
+    fn canonical_json_has_sorted_keys_and_escapes() {
+        let value = json!({"b": [true, null, 1.5, "q\"\n"], "a\"": {}, "A": []});
+        let mut text = Vec::new();
+        write_canonical(&value, &mut text);
+        assert_eq!(
+            String::from_utf8(text).unwrap(),
+            r#"{"A":[],"a\"":{},"b":[true,null,1.5,"q\"\n"]}"#
+        );
+    }
+
+    #[test]
+    fn only_the_stored_quantization_can_be_asked_for() {
+        let asking = |asked: &str| KeyOptions {
+            quantization: Some(asked.into()),
+            ..KeyOptions::default()
+        };
+        let plain = Checkpoint::open(&data("llama")).unwrap();
+        assert_eq!(key(&plain, &asking("")).unwrap().quantization, "");
+        let error = key(&plain, &asking("fp8")).unwrap_err();
+        assert!(
+            matches!(error, CheckpointError::OnlineQuantization { .. }),
+            "{error}"
+        );
+        assert!(
+            error.to_string().contains("\"fp8\"") && error.to_string().contains("quantization_config"),
+            "{error}"
+        );
+
+        let (_dir, gptq) = quantized(&json!({"quant_method": "gptq", "bits": 4}));
+        assert_eq!(key(&gptq, &KeyOptions::default()).unwrap().quantization, "gptq");
+        let asked = key(&gptq, &asking("gptq")).unwrap();
+        assert_eq!(asked.quantization, "gptq");
+        assert!(asked.quant_config_hash.is_some());
+        let error = key(&gptq, &asking("awq")).unwrap_err();
+        assert!(
+            matches!(error, CheckpointError::OtherQuantization { .. }),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn texts_too_long_for_a_frame_are_refused_by_name() {
+        let checkpoint = Checkpoint::open(&data("llama")).unwrap();
+        let long = KeyOptions {
+            revision: "r".repeat(1025),
+            ..KeyOptions::default()
+        };
+        let message = key(&checkpoint, &long).unwrap_err().to_string();
+        assert!(message.contains("revision: 1025 bytes"), "{message}");
+        let extra = (0..20).map(|n| (n.to_string(), "v".repeat(1000))).collect();
+        let message = key(
+            &checkpoint,
+            &KeyOptions {
+                extra,
+                ..KeyOptions::default()
+            },
+        )
+        .unwrap_err()
+        .to_string();
+        assert!(message.contains("extra: "), "{message}");
+    }
+}

@@ -1,0 +1,89 @@
+//! Safetensors checkpoints: what a directory written by Hugging Face transformers holds, which
+//! bytes it consists of, and whose key they get.
+//!
+//! [`Checkpoint::open`] reads `config.json`, the index and the headers, and nothing else; it
+//! checks all of them, so that whoever plans or reads afterwards can trust every offset.
+//! [`Checkpoint::identity`] and [`Checkpoint::digest`] say which bytes these are, and
+//! [`KeyOptions::key`] makes the key from it, by the same code for launcher and engine.
+
+#![deny(missing_docs)]
+
+mod config;
+mod digest;
+mod error;
+mod files;
+mod header;
+mod identity;
+mod index;
+mod key;
+mod load;
+mod open;
+mod plan;
+mod rules;
+mod save;
+mod shard;
+mod verify;
+
+pub use config::ModelConfig;
+pub use digest::CHUNK_BYTES;
+pub use error::{CheckpointError, ConfigFault, HeaderFault, IndexFault};
+pub use files::{FileStat, FileTime, SourceFile};
+pub use header::StoredTensor;
+pub use key::{KeyOptions, Rank};
+pub use load::{LoadError, LoadOptions, LoadStats, Loaded, LoadedRank, Progress, load};
+pub use open::Checkpoint;
+pub use plan::{NodePlan, PlanError, RankPlan};
+pub use rules::{Rule, RuleError, RuledTensor, Sharding};
+pub use save::{SaveError, save};
+pub use shard::{Piece, Shard};
+pub use verify::{Verified, VerifyError, verify};
+
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz {
+    //! Bodies of the fuzz targets, here so that stable tests can replay their corpora.
+    pub use crate::header::fuzz_header;
+}
+
+#[cfg(test)]
+mod tests {
+    //! Checkpoints for the tests of this crate's modules.
+
+    use crate::files::SourceFile;
+    use std::fs::{self, File};
+    use std::path::{Path, PathBuf};
+
+    /// A checkpoint that transformers wrote.
+    pub(crate) fn data(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../tests/data")
+            .join(name)
+    }
+
+    /// A copy of one, to be changed.
+    pub(crate) fn copy_of(name: &str) -> tempfile::TempDir {
+        let copy = tempfile::tempdir().unwrap();
+        for file in open_all(&data(name)) {
+            fs::copy(&file.path, copy.path().join(&file.name)).unwrap();
+        }
+        copy
+    }
+
+    /// All files of a directory, in the order of their names.
+    pub(crate) fn open_all(dir: &Path) -> Vec<SourceFile> {
+        let fd = File::open(dir).unwrap().into();
+        let mut names: Vec<_> = fs::read_dir(dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        names.sort();
+        names
+            .iter()
+            .map(|name| {
+                SourceFile::open(&fd, dir, name.to_str().unwrap())
+                    .unwrap()
+                    .unwrap()
+            })
+            .collect()
+    }
+}

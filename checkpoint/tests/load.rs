@@ -1,0 +1,364 @@
+//! Loading into device memory, verifying what is mapped, and saving it.
+
+mod made;
+
+use made::{Decoder, Made, SMALL, data, tensor_parallel};
+use proptest::prelude::*;
+use safetensors::SafeTensors;
+use serde_json::json;
+use std::num::NonZero;
+use std::path::Path;
+use weightd_checkpoint::{
+    Checkpoint, CheckpointError, LoadError, LoadOptions, Loaded, NodePlan, Progress, VerifyError, load, save,
+    verify,
+};
+use weightd_core::content::manifest::{ManifestBuilder, Region, TensorKind, TensorSpec};
+use weightd_core::content::{DeviceUuid, Dtype, HandleKind};
+use weightd_core::plan::placement::{Node, Parallel, Placement, place};
+use weightd_gpu::{Device, Mapping, MemoryError, Weights};
+
+fn try_load(
+    checkpoint: &Checkpoint,
+    parallel: &Parallel,
+    options: &LoadOptions,
+) -> Result<Loaded, LoadError> {
+    let placements = place(parallel, &Node::single(parallel.data)).unwrap();
+    let devices: Vec<Device> = placements
+        .iter()
+        .map(|placement| Device::host(placement.device))
+        .collect();
+    let ranks: Vec<(Placement, DeviceUuid)> = placements
+        .into_iter()
+        .zip(devices.iter().map(Device::uuid))
+        .collect();
+    let plan = NodePlan::new(checkpoint, parallel, &ranks, HandleKind::Memfd).unwrap();
+    let progress = Progress::new(&plan);
+    let loaded = load(checkpoint, &plan, &devices, options, &progress)?;
+    assert!(
+        progress
+            .ranks()
+            .all(|(written, total)| written == total && total > 0)
+    );
+    Ok(loaded)
+}
+
+/// Each rank's weights as an engine maps them.
+fn map(loaded: Loaded) -> Vec<(Placement, Weights)> {
+    let map = |rank: weightd_checkpoint::LoadedRank| {
+        let device = rank.manifest.regions()[0].device;
+        let mapping = Mapping::import(rank.region.handle, rank.region.fd, rank.region.bytes, device).unwrap();
+        (
+            rank.placement,
+            Weights::new(rank.manifest, vec![mapping]).unwrap(),
+        )
+    };
+    loaded.ranks.into_iter().map(map).collect()
+}
+
+fn mapped(checkpoint: &Checkpoint, tp: u32) -> Vec<(Placement, Weights)> {
+    map(try_load(checkpoint, &tensor_parallel(tp), &LoadOptions::default()).unwrap())
+}
+
+fn stored_bytes(checkpoint: &Checkpoint) -> u64 {
+    checkpoint.tensors().values().map(|tensor| tensor.bytes).sum()
+}
+
+#[test]
+fn what_is_loaded_is_what_the_checkpoint_holds_for_each_rank() {
+    for (name, tensors, aliases) in [("llama", 39, 0), ("qwen3", 35, 1)] {
+        let checkpoint = Checkpoint::open(&data(name)).unwrap();
+        for tp in [1, 2, 4] {
+            let mut bytes = 0;
+            for (placement, weights) in mapped(&checkpoint, tp) {
+                let verified =
+                    verify(&checkpoint, &tensor_parallel(tp), placement.tp_rank, &weights).unwrap();
+                assert_eq!((verified.tensors, verified.aliases), (tensors, aliases), "{name}");
+                bytes += verified.bytes;
+            }
+            assert!(bytes >= stored_bytes(&checkpoint), "{name} at tp {tp}: {bytes}");
+        }
+    }
+}
+
+#[test]
+fn each_byte_is_read_once_whatever_the_number_of_ranks() {
+    for name in ["llama", "qwen3"] {
+        let checkpoint = Checkpoint::open(&data(name)).unwrap();
+        for (tp, dp) in [(1, 1), (4, 1), (2, 3)] {
+            let parallel = Parallel {
+                data: dp,
+                ..tensor_parallel(tp)
+            };
+            let stats = try_load(&checkpoint, &parallel, &LoadOptions::default())
+                .unwrap()
+                .stats;
+            assert_eq!(stats.bytes_read, stored_bytes(&checkpoint));
+            assert!(stats.bytes_written >= stats.bytes_read * u64::from(dp));
+        }
+    }
+}
+
+#[test]
+fn a_file_that_changed_since_it_was_opened_is_not_loaded() {
+    let made = SMALL.make();
+    let checkpoint = made.open();
+    let file = &checkpoint.files()[1];
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&file.path)
+        .unwrap()
+        .set_len(file.bytes - 1)
+        .unwrap();
+    let error = try_load(&checkpoint, &tensor_parallel(2), &LoadOptions::default()).unwrap_err();
+    assert!(
+        matches!(error, LoadError::Checkpoint(CheckpointError::Changed { .. })),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("model-00002-of-00002.safetensors"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_model_larger_than_the_machine_is_refused_before_it_is_read() {
+    // 2^43 bytes that a sparse file has and no machine's memory.
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("config.json"), SMALL.config().to_string()).unwrap();
+    let bytes = 1u64 << 43;
+    let header = json!({ "a.weight": { "dtype": "BF16", "shape": [bytes / 2], "data_offsets": [0, bytes] } })
+        .to_string();
+    let path = dir.path().join("model.safetensors");
+    std::fs::write(
+        &path,
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat(),
+    )
+    .unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    if file.set_len(8 + header.len() as u64 + bytes).is_err() {
+        return; // A file system without room for such a file has nothing to load from either.
+    }
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let error = try_load(&checkpoint, &tensor_parallel(1), &LoadOptions::default()).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            LoadError::Device {
+                rank: 0,
+                source: MemoryError::OutOfMemory { .. }
+            }
+        ),
+        "{error}"
+    );
+}
+
+/// Loads `loaded` as it would be served, and compares it with `checkpoint`.
+fn compare(loaded: &Made, checkpoint: &Made) -> Result<(), VerifyError> {
+    for (placement, weights) in mapped(&loaded.open(), 2) {
+        verify(
+            &checkpoint.open(),
+            &tensor_parallel(2),
+            placement.tp_rank,
+            &weights,
+        )?;
+    }
+    Ok(())
+}
+
+#[test]
+fn verification_finds_every_kind_of_difference() {
+    let good = SMALL.make();
+    assert!(compare(&good, &SMALL.make()).is_ok());
+
+    let altered = SMALL.make();
+    let (path, last) = {
+        let checkpoint = altered.open();
+        let tensor = &checkpoint.tensors()["model.layers.1.mlp.down_proj.weight"];
+        (
+            checkpoint.files()[tensor.file].path.clone(),
+            tensor.offset + tensor.bytes - 1,
+        )
+    };
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[last as usize] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    match compare(&altered, &good).unwrap_err() {
+        VerifyError::Differs {
+            tensor,
+            at,
+            mapped,
+            stored,
+            ..
+        } => {
+            assert_eq!(tensor, "model.layers.1.mlp.down_proj.weight");
+            assert_eq!(
+                (at, mapped ^ stored),
+                (24 * 20 * 2 - 1, 1),
+                "the last byte of rank 1's half"
+            );
+        }
+        other => panic!("{other}"),
+    }
+
+    let with = |change: &dyn Fn(&mut Vec<made::Tensor>)| {
+        let mut tensors = SMALL.tensors();
+        change(&mut tensors);
+        Made::new(&SMALL.config(), &[tensors])
+    };
+    let more = with(&|tensors| {
+        tensors.push((
+            "model.layers.0.self_attn.rotary_emb.inv_freq".into(),
+            "F32",
+            vec![4],
+        ))
+    });
+    assert!(matches!(compare(&good, &more), Err(VerifyError::Missing { names }) if names.len() == 1));
+    assert!(matches!(compare(&more, &good), Err(VerifyError::Unexpected { names }) if names.len() == 1));
+    let typed = with(&|tensors| tensors[3].1 = "F16");
+    assert!(matches!(
+        compare(&typed, &good),
+        Err(VerifyError::Dtype {
+            mapped: Dtype::F16,
+            stored: Dtype::BF16,
+            ..
+        })
+    ));
+    let narrow = Decoder {
+        intermediate: 38,
+        ..SMALL
+    }
+    .make();
+    assert!(matches!(compare(&narrow, &good), Err(VerifyError::Shape { .. })));
+
+    let mut config = SMALL.config();
+    config["tie_word_embeddings"] = json!(true);
+    let tied = Made::new(&config, &[SMALL.tensors()]);
+    assert!(
+        matches!(compare(&good, &tied), Err(VerifyError::Missing { names }) if names == ["lm_head.weight"])
+    );
+    assert!(
+        matches!(compare(&tied, &good), Err(VerifyError::Missing { names }) if names == ["lm_head.weight"])
+    );
+}
+
+#[test]
+fn the_weights_of_another_rank_do_not_verify() {
+    let made = SMALL.make();
+    let checkpoint = made.open();
+    let ranks = mapped(&checkpoint, 2);
+    let error = verify(&checkpoint, &tensor_parallel(2), 0, &ranks[1].1).unwrap_err();
+    assert!(matches!(error, VerifyError::Differs { .. }), "{error}");
+}
+
+#[test]
+fn saved_weights_are_those_that_were_mapped() {
+    let checkpoint = Checkpoint::open(&data("qwen3")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("made/for/this");
+    for (placement, weights) in mapped(&checkpoint, 2) {
+        for _ in 0..2 {
+            let path = save(&weights, &placement, &out).unwrap();
+            assert_eq!(
+                path,
+                out.join(format!("dp0_pp0_tp{}.safetensors", placement.tp_rank))
+            );
+            let file = std::fs::read(&path).unwrap();
+            let (_, metadata) = SafeTensors::read_metadata(&file).unwrap();
+            let aliases = metadata.metadata().clone().unwrap();
+            assert_eq!(aliases["lm_head.weight"], "model.embed_tokens.weight");
+            let saved = SafeTensors::deserialize(&file).unwrap();
+            assert_eq!(saved.len(), weights.tensors().len());
+            for view in weights.tensors() {
+                let tensor = saved.tensor(view.name).unwrap();
+                assert_eq!(tensor.dtype().to_string(), view.dtype.name());
+                assert!(
+                    tensor
+                        .shape()
+                        .iter()
+                        .map(|&size| size as u64)
+                        .eq(view.shape.iter().copied())
+                );
+                assert_eq!(Some(tensor.data()), view.contiguous());
+            }
+        }
+    }
+    assert_eq!(
+        std::fs::read_dir(&out).unwrap().count(),
+        2,
+        "nothing partial is left"
+    );
+}
+
+#[test]
+fn strided_views_are_saved_as_their_elements_in_order() {
+    let region = Device::host(0).allocate(24).unwrap();
+    region.write(0, &(0..24).collect::<Vec<u8>>()).unwrap();
+    let mut builder = ManifestBuilder::new();
+    let device = region.device();
+    let number = builder.region(Region {
+        handle: HandleKind::Memfd,
+        bytes: 24,
+        device,
+        legacy: None,
+    });
+    let mut add = |name: &str, dtype, shape: &[u64], strides: Option<&[u64]>, offset| {
+        let kind = TensorKind::Parameter;
+        builder.tensor(
+            name,
+            TensorSpec {
+                kind,
+                persistent: true,
+                dtype,
+                shape,
+                strides,
+                region: number,
+                offset,
+            },
+        );
+    };
+    add("columns", Dtype::BF16, &[3, 2], Some(&[4, 1]), 4);
+    add("all", Dtype::U8, &[24], None, 0);
+    let export = region.export().unwrap();
+    let mapping = Mapping::import(export.handle, export.fd, export.bytes, device).unwrap();
+    let weights = Weights::new(builder.finish().unwrap(), vec![mapping]).unwrap();
+
+    let dir = tempfile::tempdir().unwrap();
+    let rank = place(&tensor_parallel(1), &Node::single(1)).unwrap()[0];
+    let file = std::fs::read(save(&weights, &rank, dir.path()).unwrap()).unwrap();
+    let saved = SafeTensors::deserialize(&file).unwrap();
+    let columns = saved.tensor("columns").unwrap();
+    assert_eq!(
+        (columns.shape(), columns.data()),
+        (&[3, 2][..], &[4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23][..])
+    );
+    assert_eq!(saved.tensor("all").unwrap().data(), (0..24).collect::<Vec<u8>>());
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_is_named() {
+    let (_, weights) = mapped(&Checkpoint::open(&data("llama")).unwrap(), 1).remove(0);
+    let rank = place(&tensor_parallel(1), &Node::single(1)).unwrap()[0];
+    let error = save(&weights, &rank, Path::new("/dev/null/weights")).unwrap_err();
+    assert!(
+        error.to_string().starts_with("/dev/null/weights: cannot save"),
+        "{error}"
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn options_change_nothing_that_is_loaded(
+        workers in 1usize..5, chunk_bytes in 0u64..20_000, gap_bytes in 0u64..3000, tp in prop::sample::select(vec![1u32, 2, 4]),
+    ) {
+        let made = SMALL.make();
+    let checkpoint = made.open();
+        let options = LoadOptions { workers: NonZero::new(workers).unwrap(), chunk_bytes, gap_bytes };
+        let loaded = try_load(&checkpoint, &tensor_parallel(tp), &options).unwrap();
+        prop_assert_eq!(loaded.stats.bytes_read, stored_bytes(&checkpoint));
+        for (placement, weights) in map(loaded) {
+            verify(&checkpoint, &tensor_parallel(tp), placement.tp_rank, &weights).unwrap();
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Keeps LLM weights on the device while engines restart.
+///
+/// `weightd preload` loads a checkpoint once and serves it; an engine that embeds weightd (or
+/// `weightd attach`, its stand-in) maps the weights in about a millisecond.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+
+    /// What to log on stderr: error, warn, info, debug or trace, also by module.
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILTER",
+        env = "WEIGHTD_LOG",
+        default_value = "info"
+    )]
+    pub log: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Load a checkpoint and serve it until Ctrl-C.
+    Preload(PreloadArgs),
+    /// Map what is served, as an engine would.
+    Attach(AttachArgs),
+    /// List the daemons of a socket directory.
+    Status(StatusArgs),
+    /// Ask a daemon to let its weights go.
+    Release(ReleaseArgs),
+    /// End the launchers and servers of a socket directory.
+    Stop(StopArgs),
+    /// Print which ranks this node serves; needs no model.
+    Plan(PlanArgs),
+    /// The serving process of a launcher.
+    #[command(hide = true)]
+    Server(ServerArgs),
+    /// The loading process of a launcher.
+    #[command(hide = true)]
+    Loader(LoaderArgs),
+}
+
+/// Where daemons are found.
+#[derive(Clone, Debug, Args)]
+pub struct WhereArgs {
+    /// The directory of the sockets [default: $WEIGHTD_SOCKET_DIR, else /tmp/weightd-UID]
+    #[arg(long, value_name = "DIR", alias = "weight-cache-socket-dir")]
+    pub socket_dir: Option<PathBuf>,
+
+    /// A name of your own, so that several models can share a device.
+    #[arg(long, value_name = "NAME")]
+    pub instance: Option<String>,
+
+    /// What the weights are on: auto takes CUDA where a device is found, else cpu.
+    #[arg(long, value_name = "KIND", default_value = "auto")]
+    pub device: DeviceArg,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceArg {
+    Auto,
+    Cpu,
+    Cuda,
+}
+
+/// How the model is spread over ranks and nodes.
+#[derive(Clone, Debug, Args)]
+pub struct ParallelArgs {
+    /// Ranks that share each layer.
+    #[arg(
+        long,
+        short = 't',
+        visible_alias = "tp",
+        value_name = "N",
+        default_value_t = 1
+    )]
+    pub tensor_parallel_size: u32,
+
+    /// Stages that share the layers among them.
+    #[arg(
+        long,
+        short = 'p',
+        visible_alias = "pp",
+        value_name = "N",
+        default_value_t = 1
+    )]
+    pub pipeline_parallel_size: u32,
+
+    /// Replicas of the model.
+    #[arg(
+        long,
+        short = 'd',
+        visible_alias = "dp",
+        value_name = "N",
+        default_value_t = 1
+    )]
+    pub data_parallel_size: u32,
+
+    /// Replicas on this node, where there is one launcher for each node [default: all]
+    #[arg(long, value_name = "N")]
+    pub data_parallel_size_local: Option<u32>,
+
+    /// The first replica of this node.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub data_parallel_start_rank: u32,
+
+    /// Nodes that the world is split over.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub nnodes: u32,
+
+    /// Which of them this is, from 0.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub node_rank: u32,
+
+    /// Ranks that share each device.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub ranks_per_device: u32,
+
+    /// Accepted for compatibility; nothing waits on it.
+    #[arg(long, value_name = "HOST")]
+    pub master_addr: Option<String>,
+
+    /// Accepted for compatibility and checked; nothing waits on it.
+    #[arg(long, value_name = "PORT", alias = "weight-cache-master-port")]
+    pub master_port: Option<u16>,
+
+    /// Accepted for compatibility and checked [default: master port + 1]
+    #[arg(long, value_name = "PORT", alias = "weight-cache-draft-master-port")]
+    pub draft_master_port: Option<u16>,
+}
+
+/// Which weights.
+#[derive(Clone, Debug, Args)]
+pub struct ModelArgs {
+    /// The directory of the checkpoint: config.json and safetensors files.
+    #[arg(long, short = 'm', value_name = "DIR")]
+    pub model: PathBuf,
+
+    /// The revision of the model; part of the key.
+    #[arg(long, value_name = "REV", default_value = "")]
+    pub revision: String,
+
+    /// Ties the weights to one version of an engine; part of the key.
+    #[arg(long, value_name = "VERSION", default_value = "")]
+    pub engine_version: String,
+
+    /// Anything else that an engine must have in common with the daemon; part of the key.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = key_extra)]
+    pub key_extra: Vec<(String, String)>,
+
+    #[command(flatten)]
+    pub parallel: ParallelArgs,
+}
+
+fn key_extra(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("expected NAME=VALUE, for example kv_cache_dtype=fp8".to_owned()),
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct PreloadArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+
+    #[command(flatten)]
+    pub place: WhereArgs,
+
+    /// Refuse `weightd release` and engines that ask to let go.
+    #[arg(long)]
+    pub no_release: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct AttachArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+
+    #[command(flatten)]
+    pub place: WhereArgs,
+
+    #[command(flatten)]
+    pub ranks: RankChoice,
+
+    /// Compare every mapped byte with what the checkpoint holds for this rank.
+    #[arg(long)]
+    pub verify: bool,
+
+    /// Write each rank as DIR/dp{D}_pp{P}_tp{T}.safetensors.
+    #[arg(long, value_name = "DIR")]
+    pub save: Option<PathBuf>,
+
+    /// Keep the mapping and the lease until Ctrl-C, and say when a daemon goes.
+    #[arg(long)]
+    pub hold: bool,
+
+    /// Wait for daemons that are not ready yet, this many seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    pub wait: u64,
+
+    /// Print JSON, one object for each rank.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which of a node's ranks.
+#[derive(Clone, Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct RankChoice {
+    /// The rank with this global number.
+    #[arg(long, value_name = "N")]
+    pub rank: Option<u32>,
+
+    /// Every rank of this node.
+    #[arg(long)]
+    pub all: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    pub place: WhereArgs,
+
+    /// Print JSON, one object for each daemon.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct ReleaseArgs {
+    #[command(flatten)]
+    pub place: WhereArgs,
+
+    #[command(flatten)]
+    pub ranks: RankChoice,
+
+    /// Only if this generation is the current one, as `weightd status` prints it.
+    #[arg(long, value_name = "GENERATION", requires = "rank")]
+    pub generation: Option<String>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct StopArgs {
+    #[command(flatten)]
+    pub place: WhereArgs,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    pub parallel: ParallelArgs,
+
+    #[command(flatten)]
+    pub place: WhereArgs,
+
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The control socket's listener comes as standard input.
+#[derive(Clone, Debug, Args)]
+pub struct ServerArgs {
+    /// The path of the control socket.
+    #[arg(long)]
+    pub control: PathBuf,
+}
+
+/// The channel to the launcher comes as standard input.
+#[derive(Clone, Debug, Args)]
+pub struct LoaderArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+
+    #[command(flatten)]
+    pub place: WhereArgs,
+}

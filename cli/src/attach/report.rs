@@ -1,0 +1,78 @@
+//! What `weightd attach` says of a rank.
+
+use crate::node::LocalRank;
+use std::path::PathBuf;
+use weightd_blocking::client::Attached;
+use weightd_checkpoint::Verified;
+
+pub struct Report {
+    rank: LocalRank,
+    tensors: usize,
+    aliases: usize,
+    bytes: u64,
+    generation: String,
+    leased: bool,
+    microseconds: u64,
+    pub verified: Option<Verified>,
+    pub saved: Option<PathBuf>,
+}
+
+impl Report {
+    pub fn new(rank: &LocalRank, attached: &Attached) -> Report {
+        let manifest = attached.weights.manifest();
+        Report {
+            rank: *rank,
+            tensors: manifest.tensors().len(),
+            aliases: manifest.aliases().len(),
+            bytes: attached.weights.bytes(),
+            generation: attached.generation().to_string(),
+            leased: attached.lease.is_some(),
+            microseconds: attached.took.as_micros() as u64,
+            verified: None,
+            saved: None,
+        }
+    }
+
+    pub fn print(&self, json: bool) {
+        let p = self.rank.placement;
+        if json {
+            let object = serde_json::json!({
+                "global_rank": p.global_rank,
+                "dp_rank": p.dp_rank,
+                "pp_rank": p.pp_rank,
+                "tp_rank": p.tp_rank,
+                "device": self.rank.device.to_string(),
+                "device_uuid": self.rank.device.uuid().hex(),
+                "tensors": self.tensors,
+                "aliases": self.aliases,
+                "bytes": self.bytes,
+                "generation": self.generation,
+                "leased": self.leased,
+                "microseconds": self.microseconds,
+                "verified": self.verified.is_some(),
+                "saved": self.saved.as_ref().map(|path| path.display().to_string()),
+            });
+            println!("{object}");
+            return;
+        }
+        let mut line = format!(
+            "rank {}: {} tensors, {} aliases, {} bytes, generation {}, mapped in {:.3} ms",
+            p.global_rank,
+            self.tensors,
+            self.aliases,
+            self.bytes,
+            self.generation,
+            self.microseconds as f64 / 1e3
+        );
+        if !self.leased {
+            line.push_str(", not leased");
+        }
+        if let Some(verified) = &self.verified {
+            line.push_str(&format!(", verified {} bytes", verified.bytes));
+        }
+        if let Some(path) = &self.saved {
+            line.push_str(&format!(", saved {}", path.display()));
+        }
+        println!("{line}");
+    }
+}

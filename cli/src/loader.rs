@@ -1,0 +1,168 @@
+//! `weightd loader`: reads the checkpoint for all ranks of a node, hands the regions over, and ends.
+
+use crate::args::LoaderArgs;
+use crate::error::CliError;
+use crate::node;
+use rustix::process::setsid;
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+use tracing::{debug, info};
+use weightd_blocking::channel::Channel;
+use weightd_checkpoint::{Checkpoint, LoadOptions, Loaded, LoadedRank, NodePlan, Progress, load};
+use weightd_core::content::{HandleKind, Key};
+use weightd_core::machine::PublishEvent;
+use weightd_core::wire::message::{ContentInfo, DaemonId, Digest, Expects, Publish, RegionInfo};
+
+/// How often the launcher is told how far the loading is, and asked whether it is still there.
+const REPORT_EVERY: Duration = Duration::from_millis(200);
+
+pub fn run(args: &LoaderArgs) -> Result<ExitCode, CliError> {
+    // Its own session: Ctrl-C and hang-up reach the launcher, which ends everything in order. It
+    // fails only where this process leads a session already.
+    let _ = setsid();
+    let channel = std::io::stdin()
+        .as_fd()
+        .try_clone_to_owned()
+        .map_err(CliError::failure)?;
+    let mut channel = Channel::new(channel).map_err(CliError::failure)?;
+    match load_and_publish(args, &mut channel) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        // The launcher says it, on the one line that the operator reads.
+        Err(error) => {
+            channel.machine_mut().failed(error.to_string());
+            let _ = channel.settle();
+            Ok(error.exit_code())
+        }
+    }
+}
+
+fn load_and_publish(args: &LoaderArgs, channel: &mut Channel) -> Result<(), CliError> {
+    let ranks = node::local_ranks(&args.model.parallel, args.place.device)?;
+    let checkpoint = Checkpoint::open(&args.model.model).map_err(CliError::failure)?;
+    let identity = checkpoint.identity();
+    let placed: Vec<_> = ranks
+        .iter()
+        .map(|rank| (rank.placement, rank.device.uuid()))
+        .collect();
+    let parallel = node::parallel(&args.model.parallel);
+    let plan =
+        NodePlan::new(&checkpoint, &parallel, &placed, HandleKind::Memfd).map_err(CliError::failure)?;
+    let devices: Vec<_> = ranks.iter().map(|rank| rank.device).collect();
+
+    let loaded = load_reporting(&checkpoint, &plan, &devices, channel)?;
+    report(args, &loaded);
+    for (daemon, rank) in (0..).zip(loaded.ranks) {
+        let key = node::key_of(&args.model, &checkpoint, &identity, &rank.placement)?;
+        publish(channel, daemon, key, rank)?;
+    }
+
+    // Engines whose files are other ones than these are compared by digest; serving does not wait.
+    let progress = |_: u64, _: u64| {};
+    let digest = checkpoint.digest(Some(&progress)).map_err(CliError::failure)?;
+    for daemon in 0..ranks.len() as DaemonId {
+        channel.machine_mut().digest(Digest { daemon, digest });
+    }
+    check(channel.settle().map_err(CliError::failure)?)
+}
+
+/// Loads, and meanwhile tells the launcher how far it is. The loader ends when its launcher does;
+/// nothing of it stays, since nobody else knows the regions yet.
+fn load_reporting(
+    checkpoint: &Checkpoint,
+    plan: &NodePlan,
+    devices: &[weightd_gpu::Device],
+    channel: &mut Channel,
+) -> Result<Loaded, CliError> {
+    let progress = Progress::new(plan);
+    let done = AtomicBool::new(false);
+    let main = thread::current();
+    thread::scope(|scope| {
+        let loading = scope.spawn(|| {
+            let loaded = load(checkpoint, plan, devices, &LoadOptions::default(), &progress);
+            done.store(true, Ordering::Release);
+            main.unpark();
+            loaded
+        });
+        while !done.load(Ordering::Acquire) {
+            for (daemon, (done, total)) in (0..).zip(progress.ranks()) {
+                let progress = weightd_core::wire::message::Progress { daemon, done, total };
+                channel.machine_mut().progress(progress);
+            }
+            if let Err(error) = check(channel.turn()) {
+                debug!("{error}");
+                std::process::exit(1);
+            }
+            thread::park_timeout(REPORT_EVERY);
+        }
+        loading
+            .join()
+            .map_err(|_| CliError::failure("the loading thread panicked; this is a bug in weightd"))
+    })?
+    .map_err(CliError::failure)
+}
+
+fn report(args: &LoaderArgs, loaded: &Loaded) {
+    let stats = &loaded.stats;
+    let seconds = stats.duration.as_secs_f64().max(1e-9);
+    for rank in &loaded.ranks {
+        info!(
+            "loaded {} rank {} ({} tensors, {} bytes) by {}: {:.2} GB read for {} ranks in {:.2} s, {:.2} GB/s",
+            args.model.model.display(),
+            rank.placement.global_rank,
+            rank.manifest.tensors().len(),
+            rank.region.bytes,
+            stats.path,
+            stats.bytes_read as f64 / 1e9,
+            loaded.ranks.len(),
+            seconds,
+            stats.bytes_read as f64 / 1e9 / seconds
+        );
+    }
+}
+
+fn publish(channel: &mut Channel, daemon: DaemonId, key: Key, rank: LoadedRank) -> Result<(), CliError> {
+    let encoded = rank.manifest.encode();
+    let manifest = weightd_gpu::sealed(&encoded).map_err(CliError::failure)?;
+    let content = ContentInfo {
+        manifest_bytes: encoded.len() as u64,
+        regions: vec![RegionInfo {
+            handle: rank.region.handle,
+            bytes: rank.region.bytes,
+        }],
+        tensors: rank.manifest.tensors().len() as u32,
+        aliases: rank.manifest.aliases().len() as u32,
+    };
+    let publication = Publish {
+        daemon,
+        generation: None,
+        expects: Expects::Empty,
+        key,
+        content,
+    };
+    channel
+        .machine_mut()
+        .publish(publication, vec![manifest, rank.region.fd]);
+    check(channel.settle().map_err(CliError::failure)?)
+}
+
+fn check(events: Vec<PublishEvent>) -> Result<(), CliError> {
+    for event in events {
+        match event {
+            PublishEvent::Published { daemon, generation } => {
+                debug!("daemon {daemon}: published generation {generation}");
+            }
+            PublishEvent::Refused { daemon, why } => {
+                return Err(CliError::Failure(format!(
+                    "daemon {daemon}: the launcher refused the weights: {why}"
+                )));
+            }
+            PublishEvent::Gone { why } => {
+                return Err(CliError::Failure(format!("the launcher is gone: {why}")));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! Keeps LLM weights on the device while engines restart.
+
+mod args;
+mod attach;
+mod error;
+mod loader;
+mod node;
+mod plan;
+mod preload;
+mod release;
+mod server;
+mod signals;
+mod status;
+mod stop;
+
+use args::{Cli, Command};
+use clap::Parser;
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log_to_stderr(&cli.log);
+    let result = match cli.command {
+        Command::Preload(args) => preload::run(&args),
+        Command::Attach(args) => attach::run(&args),
+        Command::Status(args) => status::run(&args),
+        Command::Release(args) => release::run(&args),
+        Command::Stop(args) => stop::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Server(args) => server::run(&args),
+        Command::Loader(args) => loader::run(&args),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("weightd: {error}");
+            error.exit_code()
+        }
+    }
+}
+
+/// Logs go to stderr: stdout is for answers. A log that cannot be written is lost, and no reason to
+/// end: the server outlives the terminal that started it.
+fn log_to_stderr(filter: &str) {
+    let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_target(false)
+        .log_internal_errors(false)
+        .init();
+}

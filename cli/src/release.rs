@@ -1,0 +1,58 @@
+//! `weightd release`: asks a daemon to let its weights go.
+
+use crate::args::ReleaseArgs;
+use crate::error::CliError;
+use crate::status::{Found, find};
+use std::process::ExitCode;
+use weightd_blocking::request::request;
+use weightd_core::content::Generation;
+use weightd_core::time::Span;
+use weightd_core::wire::Message;
+use weightd_core::wire::message::Release;
+
+/// The last close of a large region can take seconds.
+const RELEASES_WITHIN: Span = Span::secs(60);
+
+pub fn run(args: &ReleaseArgs) -> Result<ExitCode, CliError> {
+    let generation: Option<Generation> = args
+        .generation
+        .as_deref()
+        .map(str::parse)
+        .transpose()
+        .map_err(CliError::usage)?;
+    let chosen: Vec<Found> = find(&args.place)?
+        .into_iter()
+        .filter(|found| is_chosen(args, found))
+        .collect();
+    if chosen.is_empty() {
+        return Err(CliError::failure(
+            "no such daemon: `weightd status` lists those that there are",
+        ));
+    }
+    if args.ranks.rank.is_some() && chosen.len() > 1 {
+        return Err(CliError::usage(
+            "several daemons have that rank: choose one with --instance",
+        ));
+    }
+    for found in chosen {
+        let release = Release {
+            daemon: 0,
+            generation,
+        };
+        match request(&found.socket, release, RELEASES_WITHIN).map_err(CliError::failure)? {
+            Message::Released(_) => println!("released {}", found.socket.display()),
+            other => {
+                let (socket, name) = (found.socket.display(), other.name());
+                return Err(CliError::Failure(format!(
+                    "{socket}: answered with a {name} message"
+                )));
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn is_chosen(args: &ReleaseArgs, found: &Found) -> bool {
+    let rank = found.status.as_ref().ok().map(|status| status.info.global_rank);
+    rank.is_some() && args.ranks.rank.is_none_or(|wanted| rank == Some(wanted))
+}

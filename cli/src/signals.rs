@@ -1,0 +1,68 @@
+//! The signals that ask a process to end, as a descriptor to wait on.
+
+use rustix::io::Errno;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Catches SIGINT, SIGTERM and, unless it was ignored from the start (`nohup`), SIGHUP.
+#[derive(Debug)]
+pub struct Signals {
+    wake: UnixStream,
+    last: Arc<AtomicUsize>,
+}
+
+impl Signals {
+    pub fn catch() -> io::Result<Signals> {
+        let (wake, write) = UnixStream::pair()?;
+        wake.set_nonblocking(true)?;
+        let last = Arc::new(AtomicUsize::new(0));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            if signal == SIGHUP && is_ignored(signal) {
+                continue;
+            }
+            // The number first: it must be there when the descriptor wakes.
+            signal_hook::flag::register_usize(signal, Arc::clone(&last), signal as usize)?;
+            signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
+        }
+        Ok(Signals { wake, last })
+    }
+
+    /// How many signals came since the last call.
+    pub fn take(&self) -> usize {
+        let mut buffer = [0; 64];
+        let mut count = 0;
+        loop {
+            match rustix::io::read(&self.wake, &mut buffer) {
+                Ok(0) => return count,
+                Ok(read) => count += read,
+                Err(Errno::INTR) => {}
+                Err(_) => return count,
+            }
+        }
+    }
+
+    /// The number of the last signal that came; 0 before any.
+    pub fn last(&self) -> u8 {
+        self.last.load(Ordering::Relaxed) as u8
+    }
+}
+
+impl AsFd for Signals {
+    /// Readable when a signal has come.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
+
+/// Whether the signal's disposition was inherited as ignored: proc(5), `SigIgn`.
+fn is_ignored(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & (1 << (signal - 1)) != 0)
+}

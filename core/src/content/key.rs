@@ -1,0 +1,273 @@
+//! The key: does a daemon's content belong to this engine?
+
+use super::Role;
+use serde::{Deserialize, Serialize};
+use speedy::{Readable, Writable};
+use std::collections::BTreeMap;
+
+/// Which bytes a checkpoint consists of, as far as one side knows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Readable, Writable)]
+pub struct CheckpointId {
+    /// The sum of the sizes of all weight files and of `config.json`, in bytes.
+    pub bytes: u64,
+    /// A hash over device, inode, size, mtime and ctime of every file; absent where the file
+    /// system does not keep those honestly.
+    pub files: Option<[u8; 32]>,
+    /// The digest of the bytes; absent until it was computed.
+    pub digest: Option<[u8; 32]>,
+}
+
+impl CheckpointId {
+    /// Whether two sides speak of the same bytes.
+    fn compare(&self, other: &CheckpointId) -> Ternary {
+        if self.bytes != other.bytes {
+            return Ternary::No;
+        }
+        if let (Some(ours), Some(theirs)) = (self.digest, other.digest) {
+            return if ours == theirs { Ternary::Yes } else { Ternary::No };
+        }
+        match (self.files, other.files) {
+            (Some(ours), Some(theirs)) if ours == theirs => Ternary::Yes,
+            _ => Ternary::Unknown,
+        }
+    }
+}
+
+enum Ternary {
+    Yes,
+    No,
+    Unknown,
+}
+
+/// Everything that decides whether content may be used, taken before loading from configuration
+/// and file identity, by the same code on both sides.
+///
+/// Any difference means that the content may not be used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Readable, Writable)]
+pub struct Key {
+    /// The bytes of the checkpoint.
+    pub checkpoint: CheckpointId,
+    /// The comma-joined `architectures` of config.json.
+    #[speedy(length_type = u16)]
+    pub model_arch: String,
+    /// Tensor parallel size, in ranks.
+    pub tp_size: u32,
+    /// Tensor parallel rank.
+    pub tp_rank: u32,
+    /// The dtype that floating weights are held in: `auto` as stored, else for example `bfloat16`.
+    #[speedy(length_type = u16)]
+    pub dtype: String,
+    /// The quantization method, empty for none.
+    #[speedy(length_type = u16)]
+    pub quantization: String,
+    /// A hash of the canonical JSON of the quantization configuration; absent and empty differ.
+    pub quant_config_hash: Option<[u8; 32]>,
+    /// The revision that was asked for, empty for none.
+    #[speedy(length_type = u16)]
+    pub revision: String,
+    /// The engine's version, where an operator ties content to one; empty otherwise.
+    #[speedy(length_type = u16)]
+    pub engine_version: String,
+    /// Pipeline parallel size, in stages.
+    pub pp_size: u32,
+    /// Pipeline stage.
+    pub pp_rank: u32,
+    /// Target or draft.
+    pub role: Role,
+    /// Data parallel size, in ranks.
+    pub dp_size: u32,
+    /// Data parallel rank.
+    pub dp_rank: u32,
+    /// Whether experts are spread over ranks as a whole instead of being sliced.
+    pub enable_expert_parallel: bool,
+    /// `linear` or `round_robin`.
+    #[speedy(length_type = u16)]
+    pub expert_placement_strategy: String,
+    /// Under which names and shapes tensors are held: `checkpoint`.
+    #[speedy(length_type = u16)]
+    pub layout: String,
+    /// What was done after loading: `stored` for weights as the checkpoint has them; an engine
+    /// that publishes its post-processed weights names its own.
+    #[speedy(length_type = u16)]
+    pub processing: String,
+    /// What an engine adds: KV-cache dtype, kernel choices, device capability.
+    #[speedy(length_type = u16)]
+    pub extra: BTreeMap<String, String>,
+}
+
+/// The outcome of comparing two keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// Every field is equal: the content may be used.
+    Same,
+    /// The names of all fields that differ, in the order of [`Key`]'s fields.
+    Different(Vec<String>),
+    /// Everything else is equal, but whether the checkpoints are takes a digest of the bytes.
+    Unknown,
+}
+
+impl Key {
+    /// Compares field by field. A checkpoint that is not known to be equal is named only when it
+    /// is known to differ.
+    pub fn compare(&self, other: &Key) -> Comparison {
+        let checkpoint = self.checkpoint.compare(&other.checkpoint);
+        let mut fields = Vec::new();
+        if matches!(checkpoint, Ternary::No) {
+            fields.push("checkpoint".to_owned());
+        }
+        macro_rules! differs {
+            ($($field:ident),*) => {
+                $(if self.$field != other.$field {
+                    fields.push(stringify!($field).to_owned());
+                })*
+            };
+        }
+        differs!(
+            model_arch,
+            tp_size,
+            tp_rank,
+            dtype,
+            quantization,
+            quant_config_hash,
+            revision,
+            engine_version,
+            pp_size,
+            pp_rank,
+            role,
+            dp_size,
+            dp_rank,
+            enable_expert_parallel,
+            expert_placement_strategy,
+            layout,
+            processing
+        );
+        let names: std::collections::BTreeSet<_> = self.extra.keys().chain(other.extra.keys()).collect();
+        for name in names {
+            if self.extra.get(name) != other.extra.get(name) {
+                fields.push(format!("extra.{name}"));
+            }
+        }
+        match (fields.is_empty(), checkpoint) {
+            (false, _) => Comparison::Different(fields),
+            (true, Ternary::Unknown) => Comparison::Unknown,
+            (true, _) => Comparison::Same,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn key() -> Key {
+        Key {
+            checkpoint: CheckpointId {
+                bytes: 10,
+                files: Some([1; 32]),
+                digest: None,
+            },
+            model_arch: "LlamaForCausalLM".into(),
+            tp_size: 2,
+            tp_rank: 0,
+            dtype: "auto".into(),
+            quantization: String::new(),
+            quant_config_hash: None,
+            revision: String::new(),
+            engine_version: String::new(),
+            pp_size: 1,
+            pp_rank: 0,
+            role: Role::Target,
+            dp_size: 1,
+            dp_rank: 0,
+            enable_expert_parallel: false,
+            expert_placement_strategy: "linear".into(),
+            layout: "checkpoint".into(),
+            processing: "stored".into(),
+            extra: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn each_field_alone_makes_a_mismatch_that_names_it() {
+        let changes: &[(&str, fn(&mut Key))] = &[
+            ("checkpoint", |k| k.checkpoint.bytes = 11),
+            ("model_arch", |k| k.model_arch.push('x')),
+            ("tp_size", |k| k.tp_size = 4),
+            ("tp_rank", |k| k.tp_rank = 1),
+            ("dtype", |k| k.dtype = "float16".into()),
+            ("quantization", |k| k.quantization = "fp8".into()),
+            ("quant_config_hash", |k| k.quant_config_hash = Some([0; 32])),
+            ("revision", |k| k.revision = "main".into()),
+            ("engine_version", |k| k.engine_version = "1".into()),
+            ("pp_size", |k| k.pp_size = 2),
+            ("pp_rank", |k| k.pp_rank = 1),
+            ("role", |k| k.role = Role::Draft),
+            ("dp_size", |k| k.dp_size = 2),
+            ("dp_rank", |k| k.dp_rank = 1),
+            ("enable_expert_parallel", |k| k.enable_expert_parallel = true),
+            ("expert_placement_strategy", |k| {
+                k.expert_placement_strategy = "round_robin".into()
+            }),
+            ("layout", |k| k.layout = "vllm".into()),
+            ("processing", |k| k.processing = "marlin".into()),
+            ("extra.kv_cache_dtype", |k| {
+                k.extra.insert("kv_cache_dtype".into(), "fp8".into());
+            }),
+        ];
+        let mut all = key();
+        for (name, change) in changes {
+            let mut other = key();
+            change(&mut other);
+            change(&mut all);
+            let expected = Comparison::Different(vec![(*name).to_owned()]);
+            assert_eq!(key().compare(&other), expected);
+            assert_eq!(other.compare(&key()), expected);
+        }
+        let names = changes.iter().map(|(name, _)| (*name).to_owned()).collect();
+        assert_eq!(
+            key().compare(&all),
+            Comparison::Different(names),
+            "all fields, in order"
+        );
+    }
+
+    #[test]
+    fn checkpoints_are_same_different_or_unknown() {
+        let with = |files: Option<u8>, digest: Option<u8>| {
+            let mut key = key();
+            key.checkpoint.files = files.map(|byte| [byte; 32]);
+            key.checkpoint.digest = digest.map(|byte| [byte; 32]);
+            key
+        };
+        let different = Comparison::Different(vec!["checkpoint".into()]);
+        let table = [
+            (with(Some(1), None), with(Some(1), None), Comparison::Same),
+            (with(Some(1), None), with(Some(2), None), Comparison::Unknown),
+            (with(None, None), with(None, None), Comparison::Unknown),
+            (with(Some(1), Some(7)), with(Some(2), None), Comparison::Unknown),
+            (with(Some(1), Some(7)), with(Some(2), Some(7)), Comparison::Same),
+            (with(None, Some(7)), with(None, Some(8)), different.clone()),
+            (with(Some(1), Some(7)), with(Some(1), Some(8)), different),
+        ];
+        for (ours, theirs, expected) in table {
+            assert_eq!(
+                ours.compare(&theirs),
+                expected,
+                "{:?} {:?}",
+                ours.checkpoint,
+                theirs.checkpoint
+            );
+        }
+    }
+
+    #[test]
+    fn a_field_that_differs_wins_over_an_unknown_checkpoint() {
+        let mut other = key();
+        other.checkpoint.files = None;
+        other.tp_rank = 1;
+        assert_eq!(
+            key().compare(&other),
+            Comparison::Different(vec!["tp_rank".into()])
+        );
+    }
+}

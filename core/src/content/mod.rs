@@ -1,0 +1,11 @@
+//! What a daemon serves: the *content* (key, manifest, regions) and the names it goes by.
+
+mod dtype;
+mod identity;
+mod key;
+pub mod manifest;
+
+pub use dtype::Dtype;
+pub use identity::{DeviceUuid, Generation, HandleKind, Role};
+pub use key::{CheckpointId, Comparison, Key};
+pub use manifest::Manifest;

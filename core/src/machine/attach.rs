@@ -1,0 +1,675 @@
+//! The engine's side of one attach: connect, ask, import, lease, or go to disk.
+//!
+//! Every decision is made here; a driver connects, moves bytes, waits, and does the blocking parts
+//! (digest, import, copy, loading from disk) that a [`Step`] asks for.
+
+use super::descriptors::check;
+use super::link::Link;
+use super::{Exchange, Outgoing};
+use crate::content::{DeviceUuid, Generation, Key, Role};
+use crate::peer::{Facts, Peer};
+use crate::time::{Now, Span};
+use crate::wire::Frame;
+use crate::wire::message::{ErrorCode, Failure, GetState, Message, MessageError, Release, State, Watch};
+use thiserror::Error;
+
+/// How weights reach the engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// The daemon's memory is mapped, read-only.
+    #[default]
+    ZeroCopy,
+    /// Everything is cloned into the engine's own memory, and the daemon is asked to let go.
+    Copy,
+}
+
+/// What an engine wants of an attach.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttachOptions {
+    /// Mapping or copy.
+    pub mode: Mode,
+    /// Whether the engine has a disk loader to fall back on.
+    pub fallback: bool,
+    /// How long a broken connection is retried, and a reply is waited for.
+    pub connect_timeout: Span,
+    /// Without fallback: how long absence and daemon errors are retried, over all.
+    pub state_timeout: Span,
+    /// The role that the engine loads for.
+    pub role: Role,
+    /// The device that the engine runs on; absent means unchecked.
+    pub device: Option<DeviceUuid>,
+    /// Whether this replaces weights that the engine has. Counted by the daemon, nothing else.
+    pub is_reload: bool,
+    /// The user that the engine runs as.
+    pub uid: u32,
+}
+
+impl AttachOptions {
+    /// Zero-copy, with fallback, 5 s to connect, 300 s for a state, for a target, any device.
+    pub fn new(uid: u32) -> AttachOptions {
+        AttachOptions {
+            mode: Mode::ZeroCopy,
+            fallback: true,
+            connect_timeout: Span::secs(5),
+            state_timeout: Span::secs(300),
+            role: Role::Target,
+            device: None,
+            is_reload: false,
+            uid,
+        }
+    }
+}
+
+/// Why no connection could be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConnectFailure {
+    /// Nobody listens there.
+    Absent(String),
+    /// The listener's backlog is full.
+    Busy,
+    /// The socket, or whoever is behind it, is not ours.
+    Refused(String),
+    /// Anything else.
+    Other(String),
+}
+
+/// Why an import or a copy failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The device has too little memory.
+    OutOfMemory(String),
+    /// The manifest or a region is not what it should be.
+    Malformed(String),
+    /// Anything else.
+    Other(String),
+}
+
+/// Why the cache cannot serve, by cause. Each says what to do next.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs)]
+pub enum AttachError {
+    #[error("no daemon serves here: {why}; start one with `weightd preload`")]
+    Unavailable { why: String },
+    #[error("the connection to the daemon broke: {why}; see the daemon's log")]
+    Broken { why: String },
+    #[error("the daemon serves something else: {} differ; start it and the engine with the same model and options", fields.join(", "))]
+    Mismatch { fields: Vec<String> },
+    #[error("the daemon holds no content yet: wait for its READY line")]
+    Empty,
+    #[error("the daemon's content was released: run `weightd preload` again")]
+    Released,
+    #[error("the device lost the daemon's content: it is loaded afresh, try again")]
+    Lost,
+    #[error("refused: {why}")]
+    RefusedPeer { why: String },
+    #[error(
+        "the daemon's weights are on device {theirs}, the engine runs on {ours}: give the engine the daemon's device"
+    )]
+    WrongDevice { theirs: DeviceUuid, ours: DeviceUuid },
+    #[error("out of memory: {why}; free memory on the device, or map instead of copying")]
+    OutOfMemory { why: String },
+    #[error("malformed: {why}; use the same weightd release on both sides")]
+    Malformed { why: String },
+    #[error("the import failed: {why}")]
+    ImportFailed { why: String },
+    #[error("the checkpoint's digest could not be computed: {why}")]
+    DigestFailed { why: String },
+    #[error("no answer within {seconds} s: see the daemon's log")]
+    Timeout { seconds: u64 },
+    #[error("the daemon cannot serve: {why}")]
+    Daemon { code: u16, why: String },
+}
+
+/// Content that was received and checked by its descriptors' facts, to be imported.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Fetched<F> {
+    /// What the daemon says of it.
+    pub state: State,
+    /// The descriptor of the manifest.
+    pub manifest: F,
+    /// The descriptors of the regions, in order, for those that have one.
+    pub regions: Vec<F>,
+}
+
+/// How an attach ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The daemon's memory is mapped.
+    Mapped {
+        /// What is mapped.
+        generation: Generation,
+        /// Whether the connection is a lease now; keep it open for as long as the mapping.
+        leased: bool,
+    },
+    /// Everything was cloned.
+    Copied {
+        /// What was cloned.
+        generation: Generation,
+        /// Whether the daemon said that it let go.
+        released: bool,
+    },
+}
+
+/// What the driver shall do next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step<F> {
+    /// Drop the connection, if there is one, make a new one, and report
+    /// [`connected`](Attach::connected).
+    Connect,
+    /// Wait until the connection is readable or, with `write`, writable, or until the moment.
+    Io {
+        /// Whether there is something to send.
+        write: bool,
+        /// When to call [`step`](Attach::step) again, whatever happens.
+        until: Now,
+    },
+    /// Wait.
+    Sleep {
+        /// Until this moment.
+        until: Now,
+    },
+    /// Compute the checkpoint's digest and report [`digested`](Attach::digested). It may take long.
+    Digest,
+    /// Import what was fetched and report [`imported`](Attach::imported).
+    Import(Fetched<F>),
+    /// Clone what was imported and report [`copied`](Attach::copied).
+    Copy,
+    /// The cache cannot serve: load from disk. The attach is over.
+    LoadFromDisk {
+        /// Why.
+        because: AttachError,
+    },
+    /// The attach is over.
+    Done(Result<Outcome, AttachError>),
+}
+
+#[derive(Debug)]
+enum At {
+    /// To connect: to fetch a state, or to release what was fetched.
+    Start,
+    Connecting,
+    Asking {
+        until: Now,
+        request: u32,
+    },
+    NeedsDigest,
+    Digesting,
+    /// Zero-copy: leasing what was fetched, before it is mapped. A lease has no deadline at the
+    /// daemon, so that an import may take its time.
+    Leasing {
+        until: Now,
+        request: u32,
+    },
+    Fetched,
+    Importing,
+    NeedsCopy,
+    Copying,
+    Sleeping {
+        until: Now,
+    },
+    Over,
+}
+
+/// Copy mode asks the daemon to let go, over a connection of its own (copying may take longer than
+/// the daemon waits), and then ends.
+#[derive(Debug)]
+struct Parting {
+    until: Now,
+    /// Why the engine goes to disk; absent when everything was cloned.
+    because: Option<AttachError>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Attach<F> {
+    options: AttachOptions,
+    key: Key,
+    link: Link<F>,
+    at: At,
+    started: Option<Now>,
+    /// With fallback: until when a broken connection is retried.
+    retry_until: Option<Now>,
+    fetched: Option<Fetched<F>>,
+    generation: Option<Generation>,
+    leased: bool,
+    parting: Option<Parting>,
+    end: Option<Step<F>>,
+}
+
+/// Pause between two tries of an engine that can wait.
+const PATIENT_PAUSE: Span = Span::millis(500);
+/// Pause between two tries of an engine that would rather load from disk.
+const HASTY_PAUSE: Span = Span::millis(50);
+
+impl<F> Attach<F> {
+    /// An attach with the engine's own key.
+    pub fn new(options: AttachOptions, key: Key) -> Attach<F> {
+        let mut attach = Attach {
+            at: At::Start,
+            link: Link::default(),
+            started: None,
+            retry_until: None,
+            fetched: None,
+            generation: None,
+            leased: false,
+            parting: None,
+            end: None,
+            options,
+            key,
+        };
+        // A draft's loader with a target's key, or the reverse: a mismatch before any request.
+        if attach.key.role != attach.options.role {
+            attach.finish(AttachError::Mismatch {
+                fields: vec!["role".to_owned()],
+            });
+        }
+        attach
+    }
+
+    /// What to do now.
+    ///
+    /// # Panics
+    /// When the last step was not reported on, or was the last: a bug in the driver.
+    pub fn step(&mut self, now: Now) -> Step<F> {
+        self.started.get_or_insert(now);
+        self.time_out(now);
+        if let Some(end) = self.end.take() {
+            return end;
+        }
+        match self.at {
+            At::Sleeping { until } if now < until => Step::Sleep { until },
+            At::Start | At::Sleeping { .. } => {
+                self.link = Link::default();
+                self.at = At::Connecting;
+                Step::Connect
+            }
+            At::Asking { until, .. } | At::Leasing { until, .. } => Step::Io {
+                write: !self.link.is_flushed(),
+                until,
+            },
+            At::NeedsDigest => {
+                self.at = At::Digesting;
+                Step::Digest
+            }
+            At::Fetched => {
+                self.at = At::Importing;
+                let fetched = self.fetched.take().expect("content stays until it is imported");
+                Step::Import(fetched)
+            }
+            At::NeedsCopy => {
+                self.at = At::Copying;
+                Step::Copy
+            }
+            At::Connecting | At::Digesting | At::Importing | At::Copying | At::Over => {
+                panic!(
+                    "an attach that is {:?} waits for its report, not for a step",
+                    self.at
+                )
+            }
+        }
+    }
+
+    fn time_out(&mut self, now: Now) {
+        match self.at {
+            At::Asking { until, .. } if now >= until => {
+                let seconds = self.options.connect_timeout.0 / 1_000_000;
+                self.fail(now, AttachError::Timeout { seconds });
+            }
+            At::Leasing { until, .. } if now >= until => self.at = At::Fetched,
+            _ => {}
+        }
+    }
+
+    /// The connection was made, or not.
+    pub fn connected(&mut self, now: Now, result: Result<Peer, ConnectFailure>) {
+        self.expect(matches!(self.at, At::Connecting), "connected");
+        match result {
+            Ok(peer) if !peer.is_trusted_by(self.options.uid) => {
+                let (theirs, ours) = (peer.uid, self.options.uid);
+                let why =
+                    format!("the daemon runs as user {theirs}, this engine as {ours}: run both as one user");
+                self.fail(now, AttachError::RefusedPeer { why });
+            }
+            Ok(_) => self.ask(now),
+            Err(ConnectFailure::Absent(why)) => self.fail(now, AttachError::Unavailable { why }),
+            Err(ConnectFailure::Busy) => {
+                let why = "its queue of connections is full".to_owned();
+                self.fail(now, AttachError::Broken { why });
+            }
+            Err(ConnectFailure::Refused(why)) => self.fail(now, AttachError::RefusedPeer { why }),
+            Err(ConnectFailure::Other(why)) => self.fail(now, AttachError::Unavailable { why }),
+        }
+    }
+
+    /// Asks what this connection was made for.
+    fn ask(&mut self, now: Now) {
+        let patience = now + self.options.connect_timeout;
+        let (question, until) = match &self.parting {
+            Some(parting) => {
+                let release = Release {
+                    daemon: 0,
+                    generation: self.generation,
+                };
+                (Message::from(release), parting.until)
+            }
+            None => {
+                let ask = GetState {
+                    key: self.key.clone(),
+                    is_reload: self.options.is_reload,
+                };
+                let over_all = self.started.unwrap_or(now) + self.options.state_timeout;
+                let until = if self.options.fallback {
+                    patience
+                } else {
+                    patience.min(over_all)
+                };
+                (ask.into(), until)
+            }
+        };
+        match self.link.ask(question, None) {
+            Ok(request) => self.at = At::Asking { until, request },
+            Err(error) => self.fail(
+                now,
+                AttachError::Malformed {
+                    why: error.to_string(),
+                },
+            ),
+        }
+    }
+
+    /// The digest is computed, or could not be.
+    pub fn digested(&mut self, now: Now, result: Result<[u8; 32], String>) {
+        self.expect(matches!(self.at, At::Digesting), "digested");
+        match result {
+            Ok(digest) => {
+                self.key.checkpoint.digest = Some(digest);
+                self.at = At::Start;
+            }
+            Err(why) => self.fail(now, AttachError::DigestFailed { why }),
+        }
+    }
+
+    /// The import is done, or failed.
+    pub fn imported(&mut self, now: Now, result: Result<(), Fault>) {
+        self.expect(matches!(self.at, At::Importing), "imported");
+        match (result, self.options.mode) {
+            (Ok(()), Mode::ZeroCopy) => {
+                let (generation, leased) = (self.known_generation(), self.leased);
+                self.over(Step::Done(Ok(Outcome::Mapped { generation, leased })));
+            }
+            (Ok(()), Mode::Copy) => self.at = At::NeedsCopy,
+            (Err(fault), _) => self.fault(now, fault),
+        }
+    }
+
+    /// Everything is cloned, or could not be; then what was cloned is freed already.
+    pub fn copied(&mut self, now: Now, result: Result<(), Fault>) {
+        self.expect(matches!(self.at, At::Copying), "copied");
+        match result {
+            Ok(()) => self.part_after(now, None),
+            Err(fault) => self.fault(now, fault),
+        }
+    }
+
+    fn expect(&self, right: bool, input: &str) {
+        assert!(right, "{input} was reported while the attach was {:?}", self.at);
+    }
+
+    fn known_generation(&self) -> Generation {
+        self.generation
+            .expect("a generation is known once content was fetched")
+    }
+
+    fn frame(&mut self, now: Now, frame: Frame<F>) {
+        let message = Message::decode(frame.kind, &frame.body);
+        match self.at {
+            // What a daemon says of the connection as a whole comes under request 0.
+            At::Asking { request, .. } if frame.request == request || frame.request == 0 => {
+                self.answered(now, message, frame.descriptors);
+            }
+            At::Asking { .. } => {
+                let why = "the daemon answered what was not asked".to_owned();
+                self.fail(now, AttachError::Malformed { why });
+            }
+            At::Leasing { request, .. } => {
+                self.leased = frame.request == request && matches!(message, Ok(Message::Watching(_)));
+                self.at = At::Fetched;
+            }
+            _ => {}
+        }
+    }
+
+    fn answered(&mut self, now: Now, message: Result<Message, MessageError>, descriptors: Vec<(Facts, F)>) {
+        match message {
+            Ok(Message::Failure(failure)) => self.fail(now, cause(failure)),
+            Ok(Message::Released(_)) if self.parting.is_some() => self.part(true),
+            Ok(Message::State(state)) if self.parting.is_none() => self.fetch(now, state, descriptors),
+            Ok(Message::Mismatch(mismatch)) => {
+                self.fail(
+                    now,
+                    AttachError::Mismatch {
+                        fields: mismatch.fields,
+                    },
+                );
+            }
+            Ok(Message::NeedDigest(_)) if self.key.checkpoint.digest.is_none() => {
+                self.at = At::NeedsDigest;
+            }
+            Ok(other) => {
+                let why = format!("the daemon answered with a {} message", other.name());
+                self.fail(now, AttachError::Malformed { why });
+            }
+            Err(error) => self.fail(
+                now,
+                AttachError::Malformed {
+                    why: error.to_string(),
+                },
+            ),
+        }
+    }
+
+    fn fetch(&mut self, now: Now, state: State, descriptors: Vec<(Facts, F)>) {
+        if let Some(ours) = self.options.device
+            && ours != state.device_uuid
+        {
+            // It is not ours to release: its memory is not on our device.
+            return self.fail(
+                now,
+                AttachError::WrongDevice {
+                    theirs: state.device_uuid,
+                    ours,
+                },
+            );
+        }
+        self.generation = Some(state.generation);
+        if let Err(error) = check(&state.content, descriptors.iter().map(|(facts, _)| facts)) {
+            return self.fault(now, Fault::Malformed(error.to_string()));
+        }
+        let mut descriptors = descriptors.into_iter().map(|(_, descriptor)| descriptor);
+        let manifest = descriptors
+            .next()
+            .expect("the check counted the manifest's descriptor");
+        let generation = state.generation;
+        self.fetched = Some(Fetched {
+            state,
+            manifest,
+            regions: descriptors.collect(),
+        });
+        self.at = match self.options.mode {
+            Mode::Copy => At::Fetched,
+            Mode::ZeroCopy => {
+                let watch = Watch {
+                    generation: Some(generation),
+                };
+                let request = self.link.ask(watch, None).expect("a watch request fits a frame");
+                At::Leasing {
+                    until: now + self.options.connect_timeout,
+                    request,
+                }
+            }
+        };
+    }
+
+    fn fault(&mut self, now: Now, fault: Fault) {
+        let error = match fault {
+            Fault::OutOfMemory(why) => AttachError::OutOfMemory { why },
+            Fault::Malformed(why) => AttachError::Malformed { why },
+            Fault::Other(why) => AttachError::ImportFailed { why },
+        };
+        match self.options.mode {
+            // The disk load may not fit beside the daemon's copy: it lets go of that generation
+            // first. Without a disk load, what others may use is not ours to release.
+            Mode::Copy if self.options.fallback => self.part_after(now, Some(error)),
+            _ => self.fail(now, error),
+        }
+    }
+
+    /// Copy mode: asks the daemon to let go of what was fetched, then ends.
+    fn part_after(&mut self, now: Now, because: Option<AttachError>) {
+        self.parting = Some(Parting {
+            until: now + self.options.connect_timeout,
+            because,
+        });
+        self.link = Link::default();
+        self.at = At::Start;
+    }
+
+    /// The release was answered, or will not be; that never fails an attach.
+    fn part(&mut self, released: bool) {
+        let Some(parting) = self.parting.take() else {
+            return;
+        };
+        match parting.because {
+            None => {
+                let generation = self.known_generation();
+                self.over(Step::Done(Ok(Outcome::Copied { generation, released })));
+            }
+            Some(error) => self.finish(error),
+        }
+    }
+
+    fn broke(&mut self, now: Now, error: AttachError) {
+        match self.at {
+            At::Asking { .. } => self.fail(now, error),
+            At::Leasing { .. } => self.at = At::Fetched,
+            _ => {}
+        }
+    }
+
+    /// Tries again where that may help and time is left; else ends.
+    fn fail(&mut self, now: Now, error: AttachError) {
+        self.link = Link::default();
+        let (again, pause, until) = if let Some(parting) = &self.parting {
+            (is_passing(&error), HASTY_PAUSE, parting.until)
+        } else if self.options.fallback {
+            let until = *self.retry_until.get_or_insert(now + self.options.connect_timeout);
+            (is_passing(&error), HASTY_PAUSE, until)
+        } else {
+            let until = self.started.unwrap_or(now) + self.options.state_timeout;
+            (is_passing(&error) || may_come(&error), PATIENT_PAUSE, until)
+        };
+        if again && now + pause < until {
+            self.at = At::Sleeping { until: now + pause };
+        } else if self.parting.is_some() {
+            self.part(false);
+        } else {
+            self.finish(error);
+        }
+    }
+
+    fn finish(&mut self, error: AttachError) {
+        self.over(if self.options.fallback {
+            Step::LoadFromDisk { because: error }
+        } else {
+            Step::Done(Err(error))
+        });
+    }
+
+    fn over(&mut self, end: Step<F>) {
+        self.at = At::Over;
+        self.end = Some(end);
+    }
+}
+
+impl<F> Exchange<F> for Attach<F> {
+    fn outgoing(&self) -> Option<Outgoing<'_, F>> {
+        self.link.outgoing()
+    }
+
+    fn wrote(&mut self, _now: Now, bytes: usize) {
+        self.link.wrote(bytes);
+    }
+
+    fn receive(
+        &mut self,
+        now: Now,
+        bytes: &[u8],
+        descriptors: impl IntoIterator<Item = (Facts, F)>,
+        truncated: bool,
+    ) {
+        if let Err(error) = self.link.receive(bytes, descriptors, truncated) {
+            return self.broke(
+                now,
+                AttachError::Malformed {
+                    why: error.to_string(),
+                },
+            );
+        }
+        loop {
+            match self.link.next_frame() {
+                Ok(None) => return,
+                Ok(Some(frame)) => self.frame(now, frame),
+                Err(error) => {
+                    return self.broke(
+                        now,
+                        AttachError::Malformed {
+                            why: error.to_string(),
+                        },
+                    );
+                }
+            }
+        }
+    }
+
+    fn hangup(&mut self, now: Now, why: &str) {
+        self.broke(now, AttachError::Broken { why: why.to_owned() });
+    }
+}
+
+/// Whether the same request may soon be answered otherwise: the connection broke, or the daemon
+/// says so.
+fn is_passing(error: &AttachError) -> bool {
+    match error {
+        AttachError::Broken { .. } => true,
+        AttachError::Daemon { code, .. } => matches!(
+            ErrorCode::from_number(*code),
+            ErrorCode::Busy | ErrorCode::DigestPending | ErrorCode::Timeout
+        ),
+        _ => false,
+    }
+}
+
+/// Whether an engine that can only wait may hope for a daemon with content.
+fn may_come(error: &AttachError) -> bool {
+    use AttachError::*;
+    matches!(
+        error,
+        Unavailable { .. } | Empty | Released | Lost | Timeout { .. } | Daemon { .. }
+    )
+}
+
+fn cause(failure: Failure) -> AttachError {
+    let Failure {
+        code, message: why, ..
+    } = failure;
+    match ErrorCode::from_number(code) {
+        ErrorCode::Empty => AttachError::Empty,
+        ErrorCode::Released => AttachError::Released,
+        ErrorCode::Lost => AttachError::Lost,
+        ErrorCode::RefusedPeer => AttachError::RefusedPeer { why },
+        ErrorCode::Malformed | ErrorCode::Version | ErrorCode::BadDescriptors => {
+            AttachError::Malformed { why }
+        }
+        _ => AttachError::Daemon { code, why },
+    }
+}

@@ -1,0 +1,173 @@
+//! One connection's two directions: frames in, frames out.
+
+use super::reap::Bundle;
+use crate::peer::Facts;
+use crate::wire::message::{ErrorCode, Failure, Message, MessageError};
+use crate::wire::{Decoder, Frame, FrameError, Header};
+use std::collections::VecDeque;
+
+/// What to send next on a connection.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Outgoing<'a, F> {
+    /// The bytes.
+    pub bytes: &'a [u8],
+    /// The descriptors to send with the first of them.
+    pub descriptors: &'a [F],
+}
+
+/// The longest text of a failure, in bytes.
+const MAX_FAILURE_TEXT: usize = 4096;
+
+#[derive(Debug)]
+struct Queued<F> {
+    bytes: Vec<u8>,
+    sent: usize,
+    descriptors: Option<Bundle<F>>,
+}
+
+/// Framing in both directions over one connection.
+#[derive(Debug)]
+pub(super) struct Link<F> {
+    incoming: Decoder<F>,
+    outgoing: VecDeque<Queued<F>>,
+    next_request: u32,
+}
+
+impl<F> Default for Link<F> {
+    fn default() -> Self {
+        Link {
+            incoming: Decoder::default(),
+            outgoing: VecDeque::new(),
+            next_request: 0,
+        }
+    }
+}
+
+impl<F> Link<F> {
+    pub fn receive(
+        &mut self,
+        bytes: &[u8],
+        descriptors: impl IntoIterator<Item = (Facts, F)>,
+        truncated: bool,
+    ) -> Result<(), FrameError> {
+        self.incoming.push(bytes, descriptors, truncated)
+    }
+
+    pub fn next_frame(&mut self) -> Result<Option<Frame<F>>, FrameError> {
+        self.incoming.next_frame()
+    }
+
+    /// Queues a request under an id of our own, which is returned. One that does not fit a frame is
+    /// not sent.
+    pub fn ask(
+        &mut self,
+        message: impl Into<Message>,
+        descriptors: Option<Bundle<F>>,
+    ) -> Result<u32, MessageError> {
+        let message = message.into();
+        let body = message.encode()?;
+        // 0 stands for the connection as a whole.
+        self.next_request = self.next_request.checked_add(1).unwrap_or(1);
+        self.queue(message.kind(), self.next_request, &body, descriptors);
+        Ok(self.next_request)
+    }
+
+    /// Queues the answer to `request`.
+    ///
+    /// A message that does not fit a frame becomes a failure that says so: what makes it long came
+    /// from the peer.
+    pub fn send(&mut self, request: u32, message: &Message, descriptors: Option<Bundle<F>>) {
+        match message.encode() {
+            Ok(body) => self.queue(message.kind(), request, &body, descriptors),
+            Err(error) => self.fail(request, ErrorCode::Malformed, false, error.to_string()),
+        }
+    }
+
+    fn queue(&mut self, kind: u16, request: u32, body: &[u8], descriptors: Option<Bundle<F>>) {
+        let count = descriptors.as_ref().map_or(0, |bundle| bundle.len());
+        let header = Header {
+            kind,
+            request,
+            body: body.len(),
+            descriptors: count,
+        };
+        let mut bytes = header.encode().to_vec();
+        bytes.extend_from_slice(body);
+        self.outgoing.push_back(Queued {
+            bytes,
+            sent: 0,
+            descriptors,
+        });
+    }
+
+    /// Queues a failure as the answer to `request`.
+    pub fn fail(&mut self, request: u32, code: ErrorCode, retryable: bool, message: impl Into<String>) {
+        let mut message = message.into();
+        // It may quote what came from a peer.
+        let mut end = message.len().min(MAX_FAILURE_TEXT);
+        while !message.is_char_boundary(end) {
+            end -= 1;
+        }
+        message.truncate(end);
+        let failure = Message::from(Failure {
+            code: code.number(),
+            retryable,
+            message,
+        });
+        let body = failure.encode().expect("a failure of this length fits a frame");
+        self.queue(failure.kind(), request, &body, None);
+    }
+
+    pub fn outgoing(&self) -> Option<Outgoing<'_, F>> {
+        let first = self.outgoing.front()?;
+        let descriptors = match &first.descriptors {
+            Some(bundle) if first.sent == 0 => bundle.as_slice(),
+            _ => &[],
+        };
+        Some(Outgoing {
+            bytes: &first.bytes[first.sent..],
+            descriptors,
+        })
+    }
+
+    /// Takes note of sent bytes; true when a whole message has left.
+    ///
+    /// # Panics
+    /// When more is reported than [`outgoing`](Link::outgoing) offered: a bug in the driver.
+    pub fn wrote(&mut self, bytes: usize) -> bool {
+        if bytes == 0 {
+            return false;
+        }
+        let first = self
+            .outgoing
+            .front_mut()
+            .expect("a driver reports only what was offered");
+        first.sent += bytes;
+        assert!(
+            first.sent <= first.bytes.len(),
+            "a driver reports no more than was offered"
+        );
+        first.descriptors = None;
+        let whole = first.sent == first.bytes.len();
+        if whole {
+            self.outgoing.pop_front();
+        }
+        whole
+    }
+
+    /// Messages that are not sent yet.
+    pub fn queued(&self) -> usize {
+        self.outgoing.len()
+    }
+
+    /// Whether everything queued is sent.
+    pub fn is_flushed(&self) -> bool {
+        self.outgoing.is_empty()
+    }
+
+    /// Drops what is queued and gives up every received descriptor that no frame was taken for.
+    pub fn close(&mut self) -> Vec<F> {
+        self.outgoing.clear();
+        self.incoming.take_descriptors()
+    }
+}

@@ -1,0 +1,225 @@
+//! What the vault, or another launcher, says on the control socket.
+
+use super::daemon::{Daemon, Served, Slot};
+use super::{ConnId, Server, ServerEvent};
+use crate::machine::{Output, check_descriptors};
+use crate::peer::{Facts, FileKind};
+use crate::time::{Now, Span};
+use crate::wire::Message;
+use crate::wire::message::{
+    Define, Defined, ErrorCode, Holds, Leading, Publish, Published, ServerStatus, Stop, Stopping,
+};
+use std::sync::Arc;
+
+/// How long an ending server waits for its last answers to leave.
+const STOPS_WITHIN: Span = Span::millis(500);
+
+impl<F> Server<F> {
+    pub(super) fn control(
+        &mut self,
+        now: Now,
+        id: ConnId,
+        request: u32,
+        message: Message,
+        descriptors: Vec<(Facts, F)>,
+    ) {
+        let leads = self.leader.is_some_and(|(leader, _)| leader == id);
+        match message {
+            Message::Define(define) if leads => self.define(id, request, define, descriptors),
+            Message::Publish(publish) if leads => self.arm(id, request, publish, descriptors),
+            message if !descriptors.is_empty() => {
+                let why = format!("a {} message owns no descriptors here", message.name());
+                self.reaper.bury_all(
+                    descriptors
+                        .into_iter()
+                        .map(|(_, descriptor)| descriptor)
+                        .collect(),
+                );
+                self.expel(id, request, ErrorCode::BadDescriptors, &why);
+            }
+            Message::Lead(lead) => self.lead(id, request, lead.pid),
+            Message::Digest(known) if leads => {
+                if let Some(daemon) = self.daemons.get_mut(&known.daemon) {
+                    daemon.info.key.checkpoint.digest = Some(known.digest);
+                }
+            }
+            Message::Released(_) | Message::Failure(_) if leads => {
+                // A failure says that the vault holds another generation, hence not this one.
+                for release in self.releases.values_mut() {
+                    release.asked_vault.take_if(|asked| *asked == request);
+                }
+            }
+            Message::Stopping(_) if leads => self.asked_to_stop = None,
+            Message::Reported(_) if leads => {}
+            Message::Stop(_) => self.stop_request(now, id, request, leads),
+            Message::GetStatus(_) => {
+                let status = ServerStatus {
+                    version: self.version.clone(),
+                    pid: self.pid,
+                    launcher_pid: self.leader.map_or(0, |(_, pid)| pid),
+                    daemons: self.daemons.len() as u32,
+                    uptime_s: (now - self.started).0 / 1_000_000,
+                };
+                self.answer(id, request, status);
+            }
+            Message::Define(_) | Message::Publish(_) | Message::Digest(_) => {
+                self.refuse(id, request, ErrorCode::NotAllowed, "take the lead first");
+            }
+            other => {
+                let why = format!("unknown command {} ({})", other.kind(), other.name());
+                self.refuse(id, request, ErrorCode::UnknownCommand, &why);
+            }
+        }
+    }
+
+    fn answer(&mut self, id: ConnId, request: u32, message: impl Into<Message>) {
+        if let Some(conn) = self.conns.get_mut(&id) {
+            conn.link.send(request, &message.into(), None);
+        }
+    }
+
+    fn lead(&mut self, id: ConnId, request: u32, pid: u32) {
+        if let Some((_, pid)) = self.leader {
+            let why = format!("launcher {pid} leads this server");
+            return self.refuse(id, request, ErrorCode::NotAllowed, &why);
+        }
+        self.leader = Some((id, pid));
+        self.was_led = true;
+        self.answer(id, request, Leading {});
+        self.event(ServerEvent::Led { pid });
+    }
+
+    fn define(&mut self, id: ConnId, request: u32, define: Define, descriptors: Vec<(Facts, F)>) {
+        let Define { daemon, info, holds } = define;
+        let facts: Vec<FileKind> = descriptors.iter().map(|(facts, _)| facts.file).collect();
+        let mut descriptors = descriptors.into_iter().map(|(_, descriptor)| descriptor);
+        let free = !self.daemons.contains_key(&daemon);
+        match (facts.as_slice(), descriptors.next(), descriptors.next()) {
+            ([_, FileKind::Listener], Some(lock), Some(listener)) if free => {
+                let slot = if matches!(holds, Holds::Content(_)) {
+                    Slot::Awaited(listener)
+                } else {
+                    self.output.push_back(Output::Listen { daemon, listener });
+                    Slot::Without(holds)
+                };
+                self.daemons.insert(daemon, Daemon::new(info, slot, lock));
+                self.answer(id, request, Defined { daemon });
+            }
+            (_, first, second) => {
+                self.reaper
+                    .bury_all(first.into_iter().chain(second).chain(descriptors).collect());
+                let why = format!("daemon {daemon} takes a lock and a listener, once; got {facts:?}");
+                self.expel(id, request, ErrorCode::BadDescriptors, &why);
+            }
+        }
+    }
+
+    fn arm(&mut self, id: ConnId, request: u32, publish: Publish, descriptors: Vec<(Facts, F)>) {
+        let checked = check_descriptors(&publish.content, descriptors.iter().map(|(facts, _)| facts));
+        let descriptors: Vec<F> = descriptors
+            .into_iter()
+            .map(|(_, descriptor)| descriptor)
+            .collect();
+        let Publish {
+            daemon: number,
+            generation: Some(generation),
+            content: info,
+            ..
+        } = publish
+        else {
+            self.reaper.bury_all(descriptors);
+            return self.refuse(
+                id,
+                request,
+                ErrorCode::Malformed,
+                "the vault names the generation",
+            );
+        };
+        let daemon = match (self.daemons.get_mut(&number), checked) {
+            (Some(daemon), Ok(())) => daemon,
+            (_, checked) => {
+                self.reaper.bury_all(descriptors);
+                let why = checked
+                    .err()
+                    .map_or(format!("there is no daemon {number}"), |error| error.to_string());
+                return self.expel(id, request, ErrorCode::BadDescriptors, &why);
+            }
+        };
+        daemon.info.key = publish.key;
+        let served = Served {
+            generation,
+            info,
+            descriptors: Arc::new(descriptors),
+        };
+        daemon.reported = false;
+        match std::mem::replace(&mut daemon.slot, Slot::Content(served)) {
+            Slot::Content(old) => self.reaper.bury(old.descriptors, None),
+            Slot::Awaited(listener) => self.output.push_back(Output::Listen {
+                daemon: number,
+                listener,
+            }),
+            Slot::Without(_) => {}
+        }
+        self.answer(
+            id,
+            request,
+            Published {
+                daemon: number,
+                generation,
+            },
+        );
+        self.event(ServerEvent::Serving {
+            daemon: number,
+            generation,
+        });
+    }
+
+    /// A launcher is asked first, since it would bring an ended server back. Who asked may stay
+    /// until the end.
+    fn stop_request(&mut self, now: Now, id: ConnId, request: u32, by_leader: bool) {
+        self.answer(id, request, Stopping {});
+        if by_leader || self.leader.is_none() {
+            return self.stop(now, !by_leader);
+        }
+        if let Some(conn) = self.conns.get_mut(&id) {
+            conn.waiting = true;
+        }
+        if self.asked_to_stop.is_none() {
+            self.asked_to_stop = self.ask_leader(Stop {});
+        }
+    }
+
+    /// Ends the server once its answers have left, or after a short while.
+    pub(super) fn stop(&mut self, now: Now, orphaned: bool) {
+        self.stopping.get_or_insert((now + STOPS_WITHIN, orphaned));
+    }
+
+    /// Asks the vault, where there is one; returns the request's id.
+    pub(super) fn ask_leader(&mut self, message: impl Into<Message>) -> Option<u32> {
+        let (leader, _) = self.leader?;
+        let conn = self.conns.get_mut(&leader)?;
+        conn.link.ask(message, None).ok()
+    }
+
+    /// The launcher is gone, and with it what it held.
+    pub(super) fn lost_leader(&mut self) {
+        self.leader = None;
+        self.asked_to_stop = None;
+        for release in self.releases.values_mut() {
+            release.asked_vault = None;
+        }
+        for (&number, daemon) in &mut self.daemons {
+            // What it did not hand over will not come.
+            if let Slot::Awaited(_) = daemon.slot
+                && let Slot::Awaited(listener) =
+                    std::mem::replace(&mut daemon.slot, Slot::Without(Holds::Empty))
+            {
+                self.output.push_back(Output::Listen {
+                    daemon: number,
+                    listener,
+                });
+            }
+        }
+        self.event(ServerEvent::LeaderGone);
+    }
+}

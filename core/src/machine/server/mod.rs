@@ -1,0 +1,629 @@
+//! The server: serves the daemons of one node, and follows the vault.
+//!
+//! It is a replaceable copy: what it holds came from the vault, and goes to a new server the same
+//! way. It needs no device, so no fault of one can reach it.
+
+mod control;
+mod daemon;
+mod public;
+
+use super::link::Link;
+use super::reap::{DiscardId, Reaper};
+use super::{ConnId, Machine, Origin, Outgoing, Output};
+use crate::content::Generation;
+use crate::peer::{Facts, Peer};
+use crate::time::{Now, Span};
+use crate::wire::message::{DaemonId, ErrorCode, MessageError};
+use crate::wire::{Frame, FrameError, Message};
+use daemon::{Daemon, PendingRelease};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// What a server allows its clients, all together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections that are no lease. At the limit, the one that has been quiet longest makes room.
+    pub connections: usize,
+    /// Leases and watches, which may stay silent for ever.
+    pub leases: usize,
+    /// How many times one connection may be sent content: each time, descriptors are in flight
+    /// until the client reads them, and the kernel counts those for the whole user.
+    pub states_per_connection: u32,
+    /// How long a connection may go without a whole request.
+    pub idle: Span,
+    /// How long a reply may stay unread without progress.
+    pub unread: Span,
+    /// How long a release, or a stop, may take before who waits for it is sent away. Closing memory
+    /// takes about a second for each 4 GiB.
+    pub waiting: Span,
+    /// How long a new server waits for a vault to take the lead.
+    pub leaderless: Span,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            connections: 512,
+            leases: 8192,
+            states_per_connection: 8,
+            idle: Span::secs(10),
+            unread: Span::secs(5),
+            waiting: Span::secs(120),
+            leaderless: Span::secs(30),
+        }
+    }
+}
+
+/// What a server tells its owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServerEvent {
+    /// A vault took the lead.
+    Led {
+        /// The launcher's process.
+        pid: u32,
+    },
+    /// The launcher is gone; the server goes on with what it has.
+    LeaderGone,
+    /// A daemon serves new content.
+    Serving {
+        /// The daemon.
+        daemon: DaemonId,
+        /// The content's generation.
+        generation: Generation,
+    },
+    /// Content was sent to an engine.
+    Sent {
+        /// The daemon.
+        daemon: DaemonId,
+        /// The engine's process.
+        pid: u32,
+        /// The content's generation.
+        generation: Generation,
+        /// Tensors, aliases not counted.
+        tensors: u32,
+        /// Aliases.
+        aliases: u32,
+    },
+    /// An engine's key differs.
+    Mismatched {
+        /// The daemon.
+        daemon: DaemonId,
+        /// The engine's process.
+        pid: u32,
+        /// The fields that differ.
+        fields: Vec<String>,
+    },
+    /// An engine leased a generation.
+    Leased {
+        /// The daemon.
+        daemon: DaemonId,
+        /// The engine's process.
+        pid: u32,
+        /// The generation.
+        generation: Generation,
+    },
+    /// A lease ended.
+    LeaseEnded {
+        /// The daemon.
+        daemon: DaemonId,
+        /// The engine's process.
+        pid: u32,
+        /// The generation.
+        generation: Generation,
+    },
+    /// A generation was let go, here and in the vault.
+    Released {
+        /// The daemon.
+        daemon: DaemonId,
+        /// The generation.
+        generation: Generation,
+    },
+    /// An engine could not import the content.
+    ImportFailed {
+        /// The daemon.
+        daemon: DaemonId,
+        /// The engine's process.
+        pid: u32,
+        /// What the import said.
+        why: String,
+    },
+    /// A connection was ended for what its peer did, or failed to do.
+    Ended {
+        /// Where it came in.
+        origin: Origin,
+        /// The peer.
+        peer: Peer,
+        /// What was wrong.
+        why: String,
+    },
+    /// The server shall end.
+    Stop {
+        /// Whether there is no launcher, so that the server itself must remove its sockets.
+        orphaned: bool,
+    },
+}
+
+#[derive(Debug)]
+struct Conn<F> {
+    origin: Origin,
+    peer: Peer,
+    link: Link<F>,
+    /// A lease on a generation, or a watch without one.
+    watch: Option<Option<Generation>>,
+    states_sent: u32,
+    /// Waits for an answer that we owe.
+    waiting: bool,
+    /// No more requests; closed once flushed.
+    closing: bool,
+    last_request: Now,
+    last_write: Now,
+    interest: (bool, bool),
+    deadline: Option<Now>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Server<F> {
+    version: String,
+    pid: u32,
+    uid: u32,
+    started: Now,
+    limits: Limits,
+    daemons: BTreeMap<DaemonId, Daemon<F>>,
+    conns: BTreeMap<ConnId, Conn<F>>,
+    next_conn: u64,
+    leader: Option<(ConnId, u32)>,
+    /// Whether a vault ever led.
+    was_led: bool,
+    releases: BTreeMap<(DaemonId, Generation), PendingRelease>,
+    reaper: Reaper<F, (DaemonId, Generation)>,
+    deadlines: BTreeSet<(Now, ConnId)>,
+    /// No connection is accepted before this moment.
+    paused_until: Option<Now>,
+    /// Our request to the vault to stop, while it is unanswered.
+    asked_to_stop: Option<u32>,
+    /// The server ends at this moment or earlier; and whether it is orphaned.
+    stopping: Option<(Now, bool)>,
+    stopped: bool,
+    output: VecDeque<Output<F, ServerEvent>>,
+}
+
+impl<F> Server<F> {
+    /// A server of process `pid` and user `uid`, without daemons, that waits for a vault.
+    pub fn new(now: Now, version: impl Into<String>, pid: u32, uid: u32, limits: Limits) -> Server<F> {
+        Server {
+            version: version.into(),
+            pid,
+            uid,
+            started: now,
+            limits,
+            daemons: BTreeMap::new(),
+            conns: BTreeMap::new(),
+            next_conn: 0,
+            leader: None,
+            was_led: false,
+            releases: BTreeMap::new(),
+            reaper: Reaper::default(),
+            deadlines: BTreeSet::new(),
+            paused_until: None,
+            asked_to_stop: None,
+            stopping: None,
+            stopped: false,
+            output: VecDeque::new(),
+        }
+    }
+
+    /// The paths of the sockets of all daemons: what an orphaned server removes when it ends.
+    pub fn socket_paths(&self) -> impl Iterator<Item = &str> {
+        self.daemons.values().map(|daemon| daemon.info.socket.as_str())
+    }
+
+    fn event(&mut self, event: ServerEvent) {
+        self.output.push_back(Output::Event(event));
+    }
+
+    /// Answers what has arrived, one reply at a time: the next request waits until the last reply
+    /// has left, which is what bounds a client's claim on us.
+    fn serve(&mut self, now: Now, id: ConnId) {
+        loop {
+            let Some(conn) = self.conns.get_mut(&id) else {
+                return;
+            };
+            if conn.closing || conn.waiting || !conn.link.is_flushed() {
+                return;
+            }
+            match conn.link.next_frame() {
+                Ok(None) => return,
+                Ok(Some(frame)) => {
+                    conn.last_request = now;
+                    self.frame(now, id, frame);
+                }
+                Err(error) => {
+                    let code = match error {
+                        FrameError::Version(_) => ErrorCode::Version,
+                        FrameError::MissingDescriptors { .. }
+                        | FrameError::StrayDescriptors(_)
+                        | FrameError::Truncated => ErrorCode::BadDescriptors,
+                        _ => ErrorCode::Malformed,
+                    };
+                    return self.expel(id, 0, code, &error.to_string());
+                }
+            }
+        }
+    }
+
+    fn frame(&mut self, now: Now, id: ConnId, frame: Frame<F>) {
+        let Frame {
+            kind,
+            request,
+            body,
+            descriptors,
+        } = frame;
+        let Some(conn) = self.conns.get_mut(&id) else {
+            return;
+        };
+        let message = match Message::decode(kind, &body) {
+            Ok(message) => message,
+            Err(error) => {
+                let code = match error {
+                    MessageError::UnknownKind(_) => ErrorCode::UnknownCommand,
+                    _ => ErrorCode::Malformed,
+                };
+                conn.link.fail(request, code, false, error.to_string());
+                self.reaper.bury_all(
+                    descriptors
+                        .into_iter()
+                        .map(|(_, descriptor)| descriptor)
+                        .collect(),
+                );
+                return;
+            }
+        };
+        match conn.origin {
+            Origin::Daemon(daemon) if descriptors.is_empty() => {
+                self.public(now, id, daemon, request, message);
+            }
+            Origin::Control => self.control(now, id, request, message, descriptors),
+            _ => {
+                let why = format!("a {} message owns no descriptors", message.name());
+                self.reaper.bury_all(
+                    descriptors
+                        .into_iter()
+                        .map(|(_, descriptor)| descriptor)
+                        .collect(),
+                );
+                self.expel(id, request, ErrorCode::BadDescriptors, &why);
+            }
+        }
+    }
+
+    /// Ends a connection for what its peer did: an error frame that names it, then the close.
+    fn expel(&mut self, id: ConnId, request: u32, code: ErrorCode, why: &str) {
+        let Some(conn) = self.conns.get_mut(&id) else {
+            return;
+        };
+        conn.link.fail(request, code, code == ErrorCode::Busy, why);
+        conn.closing = true;
+        let (origin, peer) = (conn.origin, conn.peer);
+        self.event(ServerEvent::Ended {
+            origin,
+            peer,
+            why: why.to_owned(),
+        });
+    }
+
+    /// Forgets a connection and what hung on it.
+    fn close(&mut self, id: ConnId) {
+        let Some(mut conn) = self.conns.remove(&id) else {
+            return;
+        };
+        if let Some(deadline) = conn.deadline {
+            self.deadlines.remove(&(deadline, id));
+        }
+        self.reaper.bury_all(conn.link.close());
+        self.output.push_back(Output::Close { conn: id });
+        if let (Origin::Daemon(number), Some(watch)) = (conn.origin, conn.watch)
+            && let Some(daemon) = self.daemons.get_mut(&number)
+        {
+            match watch {
+                None => daemon.watches -= 1,
+                Some(generation) => {
+                    daemon.unlease(generation);
+                    self.event(ServerEvent::LeaseEnded {
+                        daemon: number,
+                        pid: conn.peer.pid,
+                        generation,
+                    });
+                }
+            }
+        }
+        for release in self.releases.values_mut() {
+            release.waiters.retain(|(waiter, _)| *waiter != id);
+        }
+        if self.leader.is_some_and(|(leader, _)| leader == id) {
+            self.lost_leader();
+        }
+    }
+
+    /// Brings everything that follows from state up to date: what is closed, who waits for it, and
+    /// what this connection waits for.
+    fn settle(&mut self, now: Now, touched: Option<ConnId>) {
+        let mut touched: Vec<ConnId> = touched.into_iter().collect();
+        loop {
+            for id in touched {
+                self.serve(now, id);
+                self.refresh(now, id);
+            }
+            if let Some((leader, _)) = self.leader {
+                self.refresh(now, leader);
+            }
+            self.reaper.sweep();
+            for which in self.reaper.closed() {
+                if let Some(release) = self.releases.get_mut(&which) {
+                    release.closed_here = true;
+                }
+            }
+            touched = self.answer_releases(now);
+            if touched.is_empty() {
+                break;
+            }
+        }
+        self.end_if_done(now);
+    }
+
+    /// A server that holds nothing has no purpose once its launcher is gone.
+    fn end_if_done(&mut self, now: Now) {
+        let orphaned = self.was_led && self.leader.is_none();
+        let holds_nothing = !self.daemons.values().any(|daemon| daemon.content().is_some());
+        if orphaned && holds_nothing && self.releases.is_empty() {
+            self.stop(now, true);
+        }
+        let flushed = || self.conns.values().all(|conn| conn.link.is_flushed());
+        if let Some((by, orphaned)) = self.stopping
+            && !self.stopped
+            && (now >= by || flushed())
+        {
+            self.stopped = true;
+            self.event(ServerEvent::Stop { orphaned });
+        }
+    }
+
+    /// Tells the driver what this connection waits for now, and sets its deadline.
+    fn refresh(&mut self, now: Now, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(&id) else {
+            return;
+        };
+        let flushed = conn.link.is_flushed();
+        if conn.closing && flushed {
+            return self.close(id);
+        }
+        if !flushed && !conn.interest.1 {
+            conn.last_write = now;
+        }
+        let unflushed = (!flushed).then(|| conn.last_write + self.limits.unread);
+        let leads = self.leader.is_some_and(|(leader, _)| leader == id);
+        let silent = match conn.watch {
+            _ if conn.closing => None,
+            _ if conn.waiting => Some(conn.last_request + self.limits.waiting),
+            None if !leads => Some(conn.last_request + self.limits.idle),
+            _ => None,
+        };
+        let deadline = unflushed.into_iter().chain(silent).min();
+        if deadline != conn.deadline {
+            if let Some(old) = conn.deadline {
+                self.deadlines.remove(&(old, id));
+            }
+            self.deadlines.extend(deadline.map(|deadline| (deadline, id)));
+            conn.deadline = deadline;
+        }
+        let read = !conn.closing && !conn.waiting && flushed;
+        let interest = (read, !flushed);
+        if interest != conn.interest {
+            conn.interest = interest;
+            self.output.push_back(Output::Interest {
+                conn: id,
+                read: interest.0,
+                write: interest.1,
+            });
+        }
+    }
+
+    /// Closes one connection that is about to end anyway.
+    fn close_an_ending_one(&mut self) -> bool {
+        let ending = self
+            .conns
+            .iter()
+            .find(|(_, conn)| conn.closing)
+            .map(|(&id, _)| id);
+        ending.inspect(|&id| self.close(id)).is_some()
+    }
+
+    /// Ends the connection that has been quiet longest. It is told why, unless its descriptor is
+    /// needed `at_once`.
+    fn evict_quietest(&mut self, now: Now, at_once: bool) {
+        let leader = self.leader.map(|(leader, _)| leader);
+        let quietest = self
+            .conns
+            .iter()
+            .filter(|(id, conn)| conn.watch.is_none() && !conn.waiting && Some(**id) != leader)
+            .min_by_key(|(id, conn)| (conn.last_request, **id));
+        let Some((&id, conn)) = quietest else { return };
+        let why = "closed to make room: too many connections, and this one was quiet longest: try again";
+        if at_once || !conn.link.is_flushed() {
+            let (origin, peer) = (conn.origin, conn.peer);
+            self.event(ServerEvent::Ended {
+                origin,
+                peer,
+                why: why.to_owned(),
+            });
+            self.close(id);
+        } else {
+            self.expel(id, 0, ErrorCode::Busy, why);
+            self.refresh(now, id);
+        }
+    }
+
+    /// Connections that count against their limit: no leases, and not the vault's.
+    fn connections(&self) -> impl Iterator<Item = &Conn<F>> {
+        let leader = self.leader.map(|(leader, _)| leader);
+        self.conns
+            .iter()
+            .filter(move |(id, conn)| conn.watch.is_none() && Some(**id) != leader)
+            .map(|(_, conn)| conn)
+    }
+}
+
+impl<F> Machine<F> for Server<F> {
+    type Event = ServerEvent;
+
+    fn accept(&mut self, now: Now, origin: Origin, peer: Peer) -> ConnId {
+        let id = ConnId(self.next_conn);
+        self.next_conn += 1;
+        let trusted = peer.is_trusted_by(self.uid);
+        while self.connections().count() >= self.limits.connections && self.close_an_ending_one() {}
+        // A stranger never costs one of ours its place.
+        if trusted && self.connections().count() >= self.limits.connections {
+            self.evict_quietest(now, false);
+        }
+        self.conns.insert(
+            id,
+            Conn {
+                origin,
+                peer,
+                link: Link::default(),
+                watch: None,
+                states_sent: 0,
+                waiting: false,
+                closing: false,
+                last_request: now,
+                last_write: now,
+                interest: (false, false),
+                deadline: None,
+            },
+        );
+        if !trusted {
+            let why = format!(
+                "user {} may not speak with this daemon of user {}: run the engine as the same user",
+                peer.uid, self.uid
+            );
+            self.expel(id, 0, ErrorCode::RefusedPeer, &why);
+        } else if self.connections().filter(|conn| !conn.closing).count() > self.limits.connections {
+            self.expel(
+                id,
+                0,
+                ErrorCode::Busy,
+                "too many connections wait for an answer: try again",
+            );
+        }
+        self.settle(now, Some(id));
+        id
+    }
+
+    fn accept_failed(&mut self, now: Now) {
+        self.paused_until = Some(now + Span::millis(100));
+        if !self.close_an_ending_one() {
+            self.evict_quietest(now, true);
+        }
+        self.settle(now, None);
+    }
+
+    fn receive(
+        &mut self,
+        now: Now,
+        id: ConnId,
+        bytes: &[u8],
+        descriptors: impl IntoIterator<Item = (Facts, F)>,
+        truncated: bool,
+    ) {
+        match self.conns.get_mut(&id) {
+            Some(conn) if !conn.closing => {
+                if let Err(error) = conn.link.receive(bytes, descriptors, truncated) {
+                    self.expel(id, 0, ErrorCode::BadDescriptors, &error.to_string());
+                }
+            }
+            _ => self.reaper.bury_all(
+                descriptors
+                    .into_iter()
+                    .map(|(_, descriptor)| descriptor)
+                    .collect(),
+            ),
+        }
+        self.settle(now, Some(id));
+    }
+
+    fn outgoing(&self, conn: ConnId) -> Option<Outgoing<'_, F>> {
+        self.conns.get(&conn)?.link.outgoing()
+    }
+
+    fn wrote(&mut self, now: Now, id: ConnId, bytes: usize) {
+        if let Some(conn) = self.conns.get_mut(&id) {
+            conn.link.wrote(bytes);
+            if bytes > 0 {
+                conn.last_write = now;
+            }
+        }
+        self.settle(now, Some(id));
+    }
+
+    fn hangup(&mut self, now: Now, id: ConnId) {
+        self.close(id);
+        self.settle(now, None);
+    }
+
+    fn discarded(&mut self, now: Now, id: DiscardId) {
+        self.reaper.discarded(id);
+        self.settle(now, None);
+    }
+
+    fn tick(&mut self, now: Now) {
+        if self.paused_until.is_some_and(|until| until <= now) {
+            self.paused_until = None;
+        }
+        while let Some(&(deadline, id)) = self.deadlines.first()
+            && deadline <= now
+        {
+            let Some(conn) = self.conns.get(&id) else { break };
+            if conn.closing || !conn.link.is_flushed() {
+                let (origin, peer) = (conn.origin, conn.peer);
+                if !conn.closing {
+                    let why = "did not read its reply in time".to_owned();
+                    self.event(ServerEvent::Ended { origin, peer, why });
+                }
+                self.close(id);
+            } else {
+                let why = if conn.waiting {
+                    "this takes long and goes on; ask again to see it done".to_owned()
+                } else {
+                    let seconds = self.limits.idle.0 / 1_000_000;
+                    format!("no whole request in {seconds} s; a lease is made with a watch request")
+                };
+                self.expel(id, 0, ErrorCode::Timeout, &why);
+                self.refresh(now, id);
+            }
+        }
+        if !self.was_led && now >= self.started + self.limits.leaderless {
+            self.stop(now, true);
+        }
+        self.settle(now, None);
+    }
+
+    fn poll(&mut self) -> Output<F, ServerEvent> {
+        if let Some(output) = self.output.pop_front() {
+            return output;
+        }
+        if let Some((id, descriptor)) = self.reaper.next_discard() {
+            return Output::Discard { id, descriptor };
+        }
+        let lead_by =
+            (!self.was_led && self.stopping.is_none()).then(|| self.started + self.limits.leaderless);
+        let stop_by = self.stopping.filter(|_| !self.stopped).map(|(by, _)| by);
+        let first = self.deadlines.first().map(|(deadline, _)| *deadline);
+        let wake_at = [first, lead_by, stop_by, self.paused_until]
+            .into_iter()
+            .flatten()
+            .min();
+        Output::Idle {
+            wake_at,
+            accepting: self.paused_until.is_none(),
+        }
+    }
+}

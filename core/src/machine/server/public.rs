@@ -1,0 +1,283 @@
+//! What an engine may ask on a daemon's socket.
+
+use super::daemon::{PendingRelease, Slot};
+use super::{ConnId, Server, ServerEvent};
+use crate::content::{Comparison, Generation};
+use crate::time::Now;
+use crate::wire::Message;
+use crate::wire::message::{
+    DaemonId, DaemonStatus, ErrorCode, GetState, Holds, Memory, Mismatch, NeedDigest, Release, Released,
+    Report, Reported, State, Watching,
+};
+use std::sync::Arc;
+
+impl<F> Server<F> {
+    pub(super) fn public(&mut self, now: Now, id: ConnId, on: DaemonId, request: u32, message: Message) {
+        match message {
+            Message::GetState(ask) => self.get_state(id, on, request, &ask),
+            Message::Watch(ask) => self.watch(id, on, request, ask.generation),
+            Message::GetMemory(_) => self.get_memory(id, on, request),
+            Message::Release(ask) => self.release(id, on, request, ask.generation),
+            Message::Report(ask) => self.report(id, on, request, ask),
+            Message::GetStatus(_) => self.get_status(now, id, on, request),
+            Message::Publish(_) => {
+                let why = "this daemon takes its content from its launcher only";
+                self.refuse(id, request, ErrorCode::NotAllowed, why);
+            }
+            other => {
+                let why = format!("unknown command {} ({})", other.kind(), other.name());
+                self.refuse(id, request, ErrorCode::UnknownCommand, &why);
+            }
+        }
+    }
+
+    fn reply(&mut self, id: ConnId, request: u32, message: impl Into<Message>) {
+        if let Some(conn) = self.conns.get_mut(&id) {
+            conn.link.send(request, &message.into(), None);
+        }
+    }
+
+    pub(super) fn refuse(&mut self, id: ConnId, request: u32, code: ErrorCode, why: &str) {
+        if let Some(conn) = self.conns.get_mut(&id) {
+            conn.link
+                .fail(request, code, code == ErrorCode::DigestPending, why);
+        }
+    }
+
+    fn get_state(&mut self, id: ConnId, on: DaemonId, request: u32, ask: &GetState) {
+        let Some(daemon) = self.daemons.get_mut(&on) else {
+            return;
+        };
+        let Some(conn) = self.conns.get_mut(&id) else {
+            return;
+        };
+        daemon.reloads += u64::from(ask.is_reload);
+        match daemon.info.key.compare(&ask.key) {
+            Comparison::Same => {}
+            Comparison::Different(fields) => {
+                let pid = conn.peer.pid;
+                conn.link.send(
+                    request,
+                    &Mismatch {
+                        fields: fields.clone(),
+                    }
+                    .into(),
+                    None,
+                );
+                return self.event(ServerEvent::Mismatched {
+                    daemon: on,
+                    pid,
+                    fields,
+                });
+            }
+            Comparison::Unknown if ask.key.checkpoint.digest.is_none() => {
+                return self.reply(id, request, NeedDigest {});
+            }
+            Comparison::Unknown => {
+                let why = "this daemon's own digest of the checkpoint is not ready yet: ask again";
+                return self.refuse(id, request, ErrorCode::DigestPending, why);
+            }
+        }
+        let served = match &daemon.slot {
+            Slot::Content(served) => served,
+            Slot::Without(Holds::Released(generation)) => {
+                let why = format!("generation {generation} was released: run `weightd preload` again");
+                return self.refuse(id, request, ErrorCode::Released, &why);
+            }
+            Slot::Without(Holds::Lost(generation)) => {
+                let why = format!("the device lost generation {generation}: it is being loaded afresh");
+                return self.refuse(id, request, ErrorCode::Lost, &why);
+            }
+            Slot::Awaited(_) | Slot::Without(_) => {
+                let why = "this daemon holds no content yet";
+                return self.refuse(id, request, ErrorCode::Empty, why);
+            }
+        };
+        if conn.states_sent == self.limits.states_per_connection {
+            let why = "content was sent on this connection too often: open a new one";
+            return self.expel(id, request, ErrorCode::Busy, why);
+        }
+        conn.states_sent += 1;
+        daemon.served += 1;
+        let state = State {
+            generation: served.generation,
+            device_uuid: daemon.info.device_uuid,
+            content: served.info.clone(),
+        };
+        let sent = ServerEvent::Sent {
+            daemon: on,
+            pid: conn.peer.pid,
+            generation: served.generation,
+            tensors: served.info.tensors,
+            aliases: served.info.aliases,
+        };
+        conn.link
+            .send(request, &state.into(), Some(Arc::clone(&served.descriptors)));
+        self.event(sent);
+    }
+
+    fn watch(&mut self, id: ConnId, on: DaemonId, request: u32, generation: Option<Generation>) {
+        let leases: u32 = self
+            .daemons
+            .values()
+            .map(|daemon| daemon.open_leases() + daemon.watches)
+            .sum();
+        let Some(daemon) = self.daemons.get_mut(&on) else {
+            return;
+        };
+        let Some(conn) = self.conns.get_mut(&id) else {
+            return;
+        };
+        if conn.watch.is_some() {
+            let why = "this connection is a watch already: open another";
+            return self.refuse(id, request, ErrorCode::NotAllowed, why);
+        }
+        if leases as usize >= self.limits.leases {
+            let why =
+                format!("{leases} leases are open, which is the limit: end engines that are not needed");
+            return self.refuse(id, request, ErrorCode::Busy, &why);
+        }
+        match generation {
+            None => daemon.watches += 1,
+            Some(generation) if daemon.lease(generation) => {
+                let leased = ServerEvent::Leased {
+                    daemon: on,
+                    pid: conn.peer.pid,
+                    generation,
+                };
+                conn.watch = Some(Some(generation));
+                conn.link.send(request, &Watching {}.into(), None);
+                return self.event(leased);
+            }
+            Some(generation) => {
+                let why = format!("generation {generation} is not the current one");
+                return self.refuse(id, request, ErrorCode::StaleGeneration, &why);
+            }
+        }
+        conn.watch = Some(None);
+        conn.link.send(request, &Watching {}.into(), None);
+    }
+
+    fn get_memory(&mut self, id: ConnId, on: DaemonId, request: u32) {
+        let Some(daemon) = self.daemons.get(&on) else {
+            return;
+        };
+        let current = daemon.content().map_or(0, |served| served.info.bytes());
+        let leased = daemon.leased_bytes();
+        self.reply(id, request, Memory { current, leased });
+    }
+
+    fn report(&mut self, id: ConnId, on: DaemonId, request: u32, ask: Report) {
+        let Some(daemon) = self.daemons.get_mut(&on) else {
+            return;
+        };
+        let Some(conn) = self.conns.get_mut(&id) else {
+            return;
+        };
+        conn.link.send(request, &Reported {}.into(), None);
+        let pid = conn.peer.pid;
+        let current = daemon
+            .content()
+            .is_some_and(|served| served.generation == ask.generation);
+        // One report of the current content is enough for the launcher, however many engines fail.
+        if current && !daemon.reported {
+            daemon.reported = true;
+            let why = ask.import_failed.clone();
+            self.ask_leader(Report { daemon: on, ..ask });
+            self.event(ServerEvent::ImportFailed { daemon: on, pid, why });
+        }
+    }
+
+    fn get_status(&mut self, now: Now, id: ConnId, on: DaemonId, request: u32) {
+        let Some(daemon) = self.daemons.get(&on) else {
+            return;
+        };
+        let content = daemon.content().map(|served| &served.info);
+        let status = DaemonStatus {
+            version: self.version.clone(),
+            pid: self.pid,
+            launcher_pid: self.leader.map_or(0, |(_, pid)| pid),
+            info: daemon.info.clone(),
+            holds: daemon.holds(),
+            bytes: content.map_or(0, |info| info.bytes()),
+            tensors: content.map_or(0, |info| info.tensors),
+            aliases: content.map_or(0, |info| info.aliases),
+            leases: daemon.open_leases(),
+            served: daemon.served,
+            reloads: daemon.reloads,
+            uptime_s: (now - self.started).0 / 1_000_000,
+        };
+        self.reply(id, request, status);
+    }
+
+    /// Lets the content go: first out of reach, then closed here and in the vault, then answered.
+    fn release(&mut self, id: ConnId, on: DaemonId, request: u32, generation: Option<Generation>) {
+        let Some(daemon) = self.daemons.get_mut(&on) else {
+            return;
+        };
+        if daemon.info.no_release {
+            let why = "this daemon was started with --no-release: stop its launcher to free the memory";
+            return self.refuse(id, request, ErrorCode::NotAllowed, why);
+        }
+        let current = match daemon.holds() {
+            Holds::Content(current) | Holds::Released(current) | Holds::Lost(current) => current,
+            Holds::Empty => return self.reply(id, request, Released {}),
+        };
+        if generation.is_some_and(|generation| generation != current) {
+            let why = format!("nothing was released: the current generation is {current}");
+            return self.refuse(id, request, ErrorCode::StaleGeneration, &why);
+        }
+        if matches!(daemon.slot, Slot::Content(_)) {
+            let without = Slot::Without(Holds::Released(current));
+            if let Slot::Content(served) = std::mem::replace(&mut daemon.slot, without) {
+                self.reaper.bury(served.descriptors, Some((on, current)));
+            }
+            let asked_vault = self.ask_leader(Release {
+                daemon: on,
+                generation: Some(current),
+            });
+            self.releases.insert(
+                (on, current),
+                PendingRelease {
+                    asked_vault,
+                    ..PendingRelease::default()
+                },
+            );
+        }
+        match self.releases.get_mut(&(on, current)) {
+            None => self.reply(id, request, Released {}),
+            Some(pending) => {
+                pending.waiters.push((id, request));
+                if let Some(conn) = self.conns.get_mut(&id) {
+                    conn.waiting = true;
+                }
+            }
+        }
+    }
+
+    /// Answers the releases that are done; returns the connections that got an answer.
+    pub(super) fn answer_releases(&mut self, now: Now) -> Vec<ConnId> {
+        let done: Vec<(DaemonId, Generation)> = self
+            .releases
+            .iter()
+            .filter(|(_, release)| release.closed_here && release.asked_vault.is_none())
+            .map(|(which, _)| *which)
+            .collect();
+        let mut answered = Vec::new();
+        for (daemon, generation) in done {
+            let Some(release) = self.releases.remove(&(daemon, generation)) else {
+                continue;
+            };
+            for (id, request) in release.waiters {
+                if let Some(conn) = self.conns.get_mut(&id) {
+                    conn.waiting = false;
+                    conn.last_request = now;
+                    conn.link.send(request, &Released {}.into(), None);
+                    answered.push(id);
+                }
+            }
+            self.event(ServerEvent::Released { daemon, generation });
+        }
+        answered
+    }
+}

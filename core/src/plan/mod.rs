@@ -1,0 +1,7 @@
+//! Plans, made before anything is read: which ranks a node serves, where a rank's tensors lie in
+//! its region, and which bytes of which file go where.
+
+pub mod cast;
+pub mod placement;
+pub mod read;
+pub mod region;

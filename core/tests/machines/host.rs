@@ -1,0 +1,69 @@
+//! A process around a machine: it drains outputs as the contract says.
+
+use crate::ledger::Fd;
+use std::collections::BTreeMap;
+use weightd_core::machine::{ConnId, DiscardId, Machine, Output};
+use weightd_core::time::Now;
+use weightd_core::wire::message::DaemonId;
+
+pub struct Host<M: Machine<Fd>> {
+    pub machine: M,
+    pub interest: BTreeMap<ConnId, (bool, bool)>,
+    pub events: Vec<M::Event>,
+    /// Handed out and not closed yet.
+    pub discards: Vec<(DiscardId, Fd)>,
+    pub listening: BTreeMap<DaemonId, Fd>,
+    pub closed: Vec<ConnId>,
+    pub wake_at: Option<Now>,
+    pub accepting: bool,
+}
+
+impl<M: Machine<Fd>> Host<M> {
+    pub fn new(machine: M) -> Host<M> {
+        let mut host = Host {
+            machine,
+            interest: BTreeMap::new(),
+            events: Vec::new(),
+            discards: Vec::new(),
+            listening: BTreeMap::new(),
+            closed: Vec::new(),
+            wake_at: None,
+            accepting: true,
+        };
+        host.drain();
+        host
+    }
+
+    /// One input, and everything that follows from it.
+    pub fn input<T>(&mut self, input: impl FnOnce(&mut M) -> T) -> T {
+        let result = input(&mut self.machine);
+        self.drain();
+        result
+    }
+
+    fn drain(&mut self) {
+        loop {
+            match self.machine.poll() {
+                Output::Interest { conn, read, write } => {
+                    assert!(!self.closed.contains(&conn), "{conn:?} is closed");
+                    self.interest.insert(conn, (read, write));
+                }
+                Output::Close { conn } => {
+                    self.interest.remove(&conn);
+                    assert!(!self.closed.contains(&conn), "{conn:?} is closed once");
+                    self.closed.push(conn);
+                }
+                Output::Listen { daemon, listener } => {
+                    assert!(self.listening.insert(daemon, listener).is_none());
+                }
+                Output::Discard { id, descriptor } => self.discards.push((id, descriptor)),
+                Output::Event(event) => self.events.push(event),
+                Output::Idle { wake_at, accepting } => {
+                    self.wake_at = wake_at;
+                    self.accepting = accepting;
+                    return;
+                }
+            }
+        }
+    }
+}

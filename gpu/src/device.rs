@@ -1,0 +1,120 @@
+//! Devices and the names that they go by.
+
+use crate::{MemoryError, Region};
+use std::fs;
+use weightd_core::content::DeviceUuid;
+
+/// What a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// Host memory. There are as many such devices as one asks for.
+    Cpu,
+}
+
+/// A device that memory can be allocated on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    kind: DeviceKind,
+    ordinal: u32,
+    uuid: DeviceUuid,
+}
+
+impl Device {
+    /// The host device `cpu:{ordinal}`.
+    ///
+    /// Its UUID (RFC 9562, version 8) is the same for every process of a machine, also after a
+    /// reboot: 90 bits of a hash of the machine's identity, then the ordinal in the last 4 bytes. The
+    /// identity is `/etc/machine-id`, else `/var/lib/dbus/machine-id`, else the host name. Processes
+    /// in containers agree on it only where they see the same of these.
+    pub fn host(ordinal: u32) -> Device {
+        Device {
+            kind: DeviceKind::Cpu,
+            ordinal,
+            uuid: host_uuid(&machine_identity(), ordinal),
+        }
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> DeviceKind {
+        self.kind
+    }
+
+    /// Its number among the devices of its kind, as this process counts them.
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// The name that every process knows it by.
+    pub fn uuid(&self) -> DeviceUuid {
+        self.uuid
+    }
+
+    /// Reserves a region of zero bytes, all of it now: filling it cannot run out of memory.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError::OutOfMemory`], before any of it is taken where that can be known.
+    pub fn allocate(&self, bytes: u64) -> Result<Region, MemoryError> {
+        match self.kind {
+            DeviceKind::Cpu => Region::allocate(self.uuid, bytes),
+        }
+    }
+}
+
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.kind {
+            DeviceKind::Cpu => write!(f, "cpu:{}", self.ordinal),
+        }
+    }
+}
+
+fn machine_identity() -> String {
+    let machine_id = |path| {
+        let text = fs::read_to_string(path).ok()?;
+        // systemd writes `uninitialized` where an image has none yet.
+        let id = text.trim();
+        (id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| id.to_owned())
+    };
+    machine_id("/etc/machine-id")
+        .or_else(|| machine_id("/var/lib/dbus/machine-id"))
+        .or_else(|| fs::read_to_string("/proc/sys/kernel/hostname").ok())
+        .unwrap_or_default()
+}
+
+fn host_uuid(identity: &str, ordinal: u32) -> DeviceUuid {
+    let mut uuid = fnv1a(&[b"weightd host device\0", identity.trim().as_bytes()].concat()).to_be_bytes();
+    uuid[6] = uuid[6] & 0x0f | 0x80; // version 8
+    uuid[8] = uuid[8] & 0x3f | 0x80; // variant of RFC 9562
+    uuid[12..].copy_from_slice(&ordinal.to_be_bytes());
+    DeviceUuid(uuid)
+}
+
+/// FNV-1a of 128 bits (draft-eastlake-fnv): never to change, and needed for nothing secret.
+fn fnv1a(bytes: &[u8]) -> u128 {
+    const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = (1 << 88) + 0x13b;
+    let step = |hash: u128, byte: &u8| (hash ^ u128::from(*byte)).wrapping_mul(PRIME);
+    bytes.iter().fold(BASIS, step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_device_keeps_its_uuid_and_shares_it_with_no_other() {
+        assert_eq!(Device::host(3), Device::host(3));
+        assert_ne!(Device::host(0).uuid(), Device::host(1).uuid());
+        assert_ne!(host_uuid("a", 0), host_uuid("b", 0));
+        // Written down, since a change would part an engine from a daemon of another version.
+        let uuid = host_uuid("3d1219c7c4c5404aaa1f6d2a48adfda4\n", 258);
+        assert_eq!(uuid.hex(), "1c0ff5ae7ccf8498a1c0810c00000102");
+    }
+
+    #[test]
+    fn the_hash_is_fnv_1a() {
+        assert_eq!(fnv1a(b""), 0x6c62272e07bb014262b821756295c58d);
+        assert_eq!(fnv1a(b"a"), 0xd228cb696f1a8caf78912b704e4a8964);
+    }
+}

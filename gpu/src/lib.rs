@@ -1,0 +1,32 @@
+//! Device memory that outlives its process.
+//!
+//! The life of a model's memory, each step by whoever holds the value:
+//!
+//! 1. [`Device::allocate`] gives a [`Region`], which several threads fill.
+//! 2. [`Region::export`] ends the filling and gives an [`Export`]: a descriptor that keeps the memory
+//!    alive for as long as any process holds it or a mapping of it, and a kind that says what it is.
+//! 3. [`Mapping::import`], in any process that was handed the descriptor, maps the memory read-only.
+//! 4. [`Weights`] reads the tensors of a [`Manifest`](weightd_core::content::Manifest) in mappings.
+//!
+//! Devices are host memory: regions are memfds, sealed when exported. What differs between kinds of
+//! devices is behind these types: a caller passes on the [`HandleKind`](weightd_core::content::HandleKind)
+//! and the descriptor as it got them.
+//!
+//! All `unsafe` code of weightd is in this crate, in the modules that say so.
+
+#![deny(missing_docs)]
+
+mod device;
+mod error;
+mod mapping;
+mod memfd;
+mod region;
+mod room;
+mod weights;
+
+pub use device::{Device, DeviceKind};
+pub use error::MemoryError;
+pub use mapping::Mapping;
+pub use memfd::{read_sealed, sealed};
+pub use region::{Export, Region};
+pub use weights::{Runs, TensorView, Weights, WeightsError};

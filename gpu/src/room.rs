@@ -1,0 +1,43 @@
+//! Whether the host has room.
+
+use rustix::process::{Resource, getrlimit};
+
+/// Finds a lack of memory before the kernel does, which would kill a process for it: a memfd may
+/// promise more than the machine has, and a file over the size limit ends its writer by a signal.
+pub(crate) fn check(bytes: u64) -> Result<(), String> {
+    if let Some(limit) = getrlimit(Resource::Fsize).current
+        && bytes > limit
+    {
+        return Err(format!("the limit on file sizes (ulimit -f) is {limit} bytes"));
+    }
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    match available(&meminfo) {
+        Some(available) if bytes > available => {
+            Err(format!("{available} bytes of host memory are available"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What `/proc/meminfo` says can be had without harm, swap included, in bytes.
+fn available(meminfo: &str) -> Option<u64> {
+    let field = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        let kib = line.strip_prefix(':')?.trim().strip_suffix("kB")?;
+        kib.trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    field("MemAvailable")?.checked_add(field("SwapFree").unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_what_the_kernel_says_is_available() {
+        let meminfo = "MemTotal: 9 kB\nMemAvailable:    3 kB\nSwapTotal: 8 kB\nSwapFree:  1 kB\n";
+        assert_eq!(available(meminfo), Some(4096));
+        assert_eq!(available("MemAvailable: 3 kB\n"), Some(3072));
+        assert_eq!(available("MemTotal: 9 kB\n"), None);
+    }
+}

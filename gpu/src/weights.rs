@@ -1,0 +1,229 @@
+//! Tensors in mapped memory.
+
+use crate::Mapping;
+use std::io::{self, Write};
+use std::ops::Deref;
+use weightd_core::content::manifest::{MAX_DIMS, Tensor};
+use weightd_core::content::{DeviceUuid, Manifest};
+
+/// A manifest over the mappings of its regions. Views borrow from it, so none outlives the memory.
+#[derive(Debug)]
+pub struct Weights {
+    manifest: Manifest,
+    mappings: Vec<Mapping>,
+}
+
+/// Why mappings are not those of a manifest.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum WeightsError {
+    /// Not one mapping per region.
+    #[error("{mappings} mappings for the manifest's {regions} regions; import each region once, in order")]
+    Count { mappings: usize, regions: usize },
+    /// A mapping of another size than its region.
+    #[error("region {region} has {stated} bytes and its mapping {actual}; import the regions in order")]
+    Size { region: usize, stated: u64, actual: u64 },
+    /// A mapping of memory of another device.
+    #[error("region {region} is on device {stated} and its mapping on {actual}; import the regions in order")]
+    Device {
+        region: usize,
+        stated: DeviceUuid,
+        actual: DeviceUuid,
+    },
+}
+
+impl Weights {
+    /// Puts a manifest over one mapping per region, in the manifest's order.
+    ///
+    /// # Errors
+    ///
+    /// A mapping that differs from its region in size or device.
+    pub fn new(manifest: Manifest, mappings: Vec<Mapping>) -> Result<Weights, WeightsError> {
+        let regions = manifest.regions().len();
+        if mappings.len() != regions {
+            let mappings = mappings.len();
+            return Err(WeightsError::Count { mappings, regions });
+        }
+        for (number, (region, mapping)) in manifest.regions().iter().zip(&mappings).enumerate() {
+            let actual = mapping.bytes().len() as u64;
+            if actual != region.bytes {
+                let stated = region.bytes;
+                return Err(WeightsError::Size {
+                    region: number,
+                    stated,
+                    actual,
+                });
+            }
+            let (stated, actual) = (region.device, mapping.device());
+            if actual != stated {
+                return Err(WeightsError::Device {
+                    region: number,
+                    stated,
+                    actual,
+                });
+            }
+        }
+        Ok(Weights { manifest, mappings })
+    }
+
+    /// The manifest: regions, attributes, and what else needs no memory.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The tensors in listed order: parameters before buffers.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorView<'_>> {
+        self.manifest.tensors().map(|tensor| self.view(tensor))
+    }
+
+    /// Every alias with the tensor that it stands for.
+    pub fn aliases(&self) -> impl ExactSizeIterator<Item = (&str, TensorView<'_>)> {
+        self.manifest
+            .aliases()
+            .map(|(alias, tensor)| (alias, self.view(tensor)))
+    }
+
+    /// The tensor that goes by this name, or that an alias of this name stands for.
+    pub fn get(&self, name: &str) -> Option<TensorView<'_>> {
+        self.manifest.get(name).map(|tensor| self.view(tensor))
+    }
+
+    /// The size of all regions, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.manifest.regions().iter().map(|region| region.bytes).sum()
+    }
+
+    fn view<'a>(&'a self, tensor: Tensor<'a>) -> TensorView<'a> {
+        // The manifest checked every view against its region, and `new` the regions' sizes.
+        let region = self.mappings[tensor.region].bytes();
+        let bytes = &region[tensor.offset as usize..][..tensor.extent() as usize];
+        TensorView { tensor, bytes }
+    }
+}
+
+/// A tensor and its memory. The tensor's fields are reached through it: `view.shape`.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorView<'a> {
+    tensor: Tensor<'a>,
+    /// From the first element to the end of the last.
+    bytes: &'a [u8],
+}
+
+impl<'a> Deref for TensorView<'a> {
+    type Target = Tensor<'a>;
+
+    fn deref(&self) -> &Tensor<'a> {
+        &self.tensor
+    }
+}
+
+impl<'a> TensorView<'a> {
+    /// The address of the first element. The views of an alias and of its tensor share it.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.bytes.as_ptr()
+    }
+
+    /// The elements in row-major order, where they lie so in memory.
+    pub fn contiguous(&self) -> Option<&'a [u8]> {
+        self.is_contiguous().then_some(self.bytes)
+    }
+
+    /// The elements in row-major order, as the longest pieces that lie so in memory, all of one size.
+    pub fn runs(&self) -> Runs<'a> {
+        Runs::new(self)
+    }
+
+    /// Writes the elements in row-major order.
+    ///
+    /// # Errors
+    ///
+    /// Those of `out`.
+    pub fn write_contiguous(&self, out: &mut impl Write) -> io::Result<()> {
+        self.runs().try_for_each(|run| out.write_all(run))
+    }
+}
+
+/// The pieces of a view in row-major order; see [`TensorView::runs`].
+#[derive(Clone, Debug)]
+pub struct Runs<'a> {
+    bytes: &'a [u8],
+    /// The size of each piece, in bytes.
+    piece: usize,
+    /// The dimensions over which pieces repeat, outermost first.
+    outer: [Axis; MAX_DIMS],
+    ndim: usize,
+    /// Where the next piece starts, in bytes; `None` after the last.
+    next: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Axis {
+    size: u64,
+    /// In bytes.
+    stride: usize,
+    /// Where the next piece is, of `size`.
+    at: u64,
+}
+
+impl<'a> Runs<'a> {
+    fn new(view: &TensorView<'a>) -> Runs<'a> {
+        let mut runs = Runs {
+            bytes: view.bytes,
+            piece: view.bytes.len(),
+            outer: [Axis::default(); MAX_DIMS],
+            ndim: 0,
+            next: (!view.bytes.is_empty()).then_some(0),
+        };
+        if view.is_contiguous() {
+            return runs;
+        }
+        // Elements of less than a byte are contiguous.
+        let width = view.dtype.bits() / 8;
+        let mut piece = 1;
+        let dims = || {
+            view.shape
+                .iter()
+                .zip(view.strides)
+                .filter(|(size, _)| **size != 1)
+        };
+        runs.ndim = dims().count();
+        for (&size, &stride) in dims().rev() {
+            if stride != piece {
+                break;
+            }
+            piece *= size;
+            runs.ndim -= 1;
+        }
+        runs.piece = (piece * width) as usize;
+        for (axis, (&size, &stride)) in runs.outer[..runs.ndim].iter_mut().zip(dims()) {
+            *axis = Axis {
+                size,
+                stride: (stride * width) as usize,
+                at: 0,
+            };
+        }
+        runs
+    }
+}
+
+impl<'a> Iterator for Runs<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let start = self.next?;
+        let mut next = start;
+        // Counts up like an odometer: the innermost axis that is not at its end moves on.
+        let moved = self.outer[..self.ndim].iter_mut().rev().any(|axis| {
+            axis.at += 1;
+            if axis.at < axis.size {
+                next += axis.stride;
+                return true;
+            }
+            next -= (axis.size - 1) as usize * axis.stride;
+            axis.at = 0;
+            false
+        });
+        self.next = moved.then_some(next);
+        Some(&self.bytes[start..start + self.piece])
+    }
+}

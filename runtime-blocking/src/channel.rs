@@ -1,0 +1,61 @@
+//! A loader's side of its channel to the launcher.
+
+use crate::clock::Clock;
+use crate::line::Line;
+use std::io;
+use std::os::fd::OwnedFd;
+use weightd_core::machine::{Publish, PublishEvent};
+use weightd_core::time::Span;
+
+/// How long the launcher may take to answer a publication.
+const ANSWERS_WITHIN: Span = Span::secs(30);
+
+/// The channel. It ends when the launcher does, and the loader with it.
+#[derive(Debug)]
+pub struct Channel {
+    clock: Clock,
+    line: Line,
+    machine: Publish<OwnedFd>,
+}
+
+impl Channel {
+    /// Takes over the non-blocking socket that the launcher gave its loader.
+    pub fn new(socket: OwnedFd) -> io::Result<Channel> {
+        let mut line = Line::new()?;
+        line.open(socket)?;
+        Ok(Channel {
+            clock: Clock::start(),
+            line,
+            machine: Publish::default(),
+        })
+    }
+
+    /// The machine, to say something; the next [`turn`](Channel::turn) sends it.
+    pub fn machine_mut(&mut self) -> &mut Publish<OwnedFd> {
+        &mut self.machine
+    }
+
+    /// Sends and receives what can be, without waiting; returns what has become known.
+    pub fn turn(&mut self) -> Vec<PublishEvent> {
+        let now = self.clock.now();
+        while !self.machine.is_gone() && self.line.turn(now, &mut self.machine) {}
+        std::iter::from_fn(|| self.machine.poll()).collect()
+    }
+
+    /// Waits until everything is sent and answered; returns what has become known.
+    pub fn settle(&mut self) -> io::Result<Vec<PublishEvent>> {
+        let until = self.clock.now() + ANSWERS_WITHIN;
+        let mut events = self.turn();
+        while !self.machine.is_settled() {
+            if self.clock.now() >= until {
+                events.push(PublishEvent::Gone {
+                    why: "the launcher does not answer".to_owned(),
+                });
+                return Ok(events);
+            }
+            self.line.wait(&self.clock, Some(until))?;
+            events.extend(self.turn());
+        }
+        Ok(events)
+    }
+}

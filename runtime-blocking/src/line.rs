@@ -1,0 +1,109 @@
+//! One connection, driven for a machine that speaks on only one.
+
+use crate::clock::Clock;
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+use weightd_core::machine::Exchange;
+use weightd_core::time::Now;
+use weightd_socket::message::{ReceiveError, SendError, receive, send};
+
+const READ_BYTES: usize = 64 * 1024;
+/// How long a send waits that the kernel refused because too many descriptors are in flight.
+const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(10);
+
+#[derive(Debug)]
+pub(crate) struct Line {
+    poll: Poll,
+    events: Events,
+    socket: Option<OwnedFd>,
+    buffer: Vec<u8>,
+}
+
+impl Line {
+    pub fn new() -> io::Result<Line> {
+        let (events, buffer) = (Events::with_capacity(4), vec![0; READ_BYTES]);
+        Ok(Line {
+            poll: Poll::new()?,
+            events,
+            socket: None,
+            buffer,
+        })
+    }
+
+    /// Takes over a non-blocking, connected socket, and closes the one before.
+    pub fn open(&mut self, socket: OwnedFd) -> io::Result<()> {
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        self.poll
+            .registry()
+            .register(&mut SourceFd(&socket.as_raw_fd()), Token(0), interest)?;
+        self.socket = Some(socket);
+        Ok(())
+    }
+
+    /// Closes the connection, or gives it up.
+    pub fn take(&mut self) -> Option<OwnedFd> {
+        self.socket.take()
+    }
+
+    /// Sends and receives once, without waiting; true when something moved.
+    pub fn turn(&mut self, now: Now, machine: &mut impl Exchange<OwnedFd>) -> bool {
+        let Some(socket) = &self.socket else { return false };
+        let mut moved = false;
+        let mut broken = None;
+        while let Some(outgoing) = machine.outgoing() {
+            let descriptors: Vec<_> = outgoing.descriptors.iter().map(AsFd::as_fd).collect();
+            match send(socket, outgoing.bytes, &descriptors) {
+                Ok(bytes) => {
+                    machine.wrote(now, bytes);
+                    moved = true;
+                }
+                Err(SendError::WouldBlock) => break,
+                Err(SendError::TooManyInFlight) => {
+                    std::thread::sleep(IN_FLIGHT_PAUSE);
+                    break;
+                }
+                // Why it was closed may still be there to be read.
+                Err(error) => {
+                    broken = Some(error.to_string());
+                    break;
+                }
+            }
+        }
+        let mut descriptors = Vec::new();
+        match receive(socket, &mut self.buffer, &mut descriptors) {
+            Ok(received) if received.bytes > 0 || received.truncated => {
+                machine.receive(
+                    now,
+                    &self.buffer[..received.bytes],
+                    descriptors,
+                    received.truncated,
+                );
+                return true;
+            }
+            Ok(_) => machine.hangup(now, "the other side closed the connection"),
+            Err(ReceiveError::WouldBlock) => match broken {
+                Some(why) => machine.hangup(now, &why),
+                None => return moved,
+            },
+            Err(error) => machine.hangup(now, &error.to_string()),
+        }
+        true
+    }
+
+    /// Blocks until something may move, or until the moment.
+    pub fn wait(&mut self, clock: &Clock, until: Option<Now>) -> io::Result<()> {
+        match self.poll.poll(&mut self.events, clock.until(until)) {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl AsRawFd for Line {
+    fn as_raw_fd(&self) -> RawFd {
+        self.poll.as_raw_fd()
+    }
+}

@@ -1,0 +1,79 @@
+//! The blocking loop of a server.
+
+use crate::clock::Clock;
+use crate::driver::Driver;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use weightd_core::machine::{Limits, Origin, Server, ServerEvent};
+use weightd_socket::credentials::our_uid;
+
+/// What a server process is given by its launcher.
+#[derive(Debug)]
+pub struct ServerProcess<'a> {
+    /// The listener of the control socket.
+    pub control: OwnedFd,
+    /// The control socket's path, which an orphaned server removes when it ends.
+    pub control_path: &'a Path,
+    /// weightd's version, for `status`.
+    pub version: &'a str,
+    /// What clients may claim.
+    pub limits: Limits,
+}
+
+/// Serves until a launcher or an operator asks for the end, or `signals` becomes readable.
+///
+/// A server that has a launcher leaves the sockets to it, which may start another server behind
+/// them; one without removes them.
+pub fn serve(
+    process: ServerProcess<'_>,
+    signals: impl AsFd,
+    mut on_event: impl FnMut(&ServerEvent),
+) -> io::Result<()> {
+    let clock = Clock::start();
+    let uid = our_uid().map_err(io::Error::other)?;
+    let server = Server::new(
+        clock.now(),
+        process.version,
+        std::process::id(),
+        uid,
+        process.limits,
+    );
+    let mut driver = Driver::new(server)?;
+    driver.listen(process.control, Origin::Control)?;
+    let signals = driver.watch(signals)?;
+    let mut led = false;
+    loop {
+        let turn = driver.turn(clock.now())?;
+        let mut end = None;
+        for event in &turn.events {
+            on_event(event);
+            match event {
+                ServerEvent::Led { .. } => led = true,
+                ServerEvent::LeaderGone => led = false,
+                ServerEvent::Stop { orphaned } => end = Some(*orphaned),
+                _ => {}
+            }
+        }
+        if turn.watched.contains(&signals) {
+            end = Some(!led);
+        }
+        if let Some(orphaned) = end {
+            // The answer to whoever asked for the end.
+            driver.turn(clock.now())?;
+            if orphaned {
+                remove_sockets(&driver, process.control_path);
+            }
+            return Ok(());
+        }
+        driver.wait(clock.until(turn.wake_at))?;
+    }
+}
+
+fn remove_sockets(driver: &Driver<Server<OwnedFd>>, control: &Path) {
+    for path in driver.machine().socket_paths().map(Path::new).chain([control]) {
+        // Nobody is left to tell; the next holder of the lock removes what stays.
+        let _ = fs::remove_file(path);
+    }
+}

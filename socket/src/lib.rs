@@ -1,0 +1,55 @@
+//! Unix sockets between processes of one user, over which descriptors travel.
+//!
+//! A daemon is known by a path. From the outside in:
+//!
+//! * [`dir`]: the directory that sockets lie in, checked before it is used.
+//! * [`path`]: the name of a daemon's socket, derived from what it serves.
+//! * [`lock`]: who owns that name; held for life, and handed on like any descriptor.
+//! * [`listen`]: binding under that name in one atomic step, and accepting.
+//! * [`connect`]: reaching a daemon, which is checked as it checks its client.
+//! * [`message`]: bytes and descriptors, one way and the other.
+//! * [`facts`]: what a received descriptor is, asked of the kernel.
+//! * [`credentials`]: who we are and who the peer is.
+//!
+//! No function here waits: sockets are non-blocking, and what would block is an error of its own.
+//! Nothing here knows a message's meaning, a time-out or a retry.
+//!
+//! Linux only.
+
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+pub mod connect;
+pub mod credentials;
+pub mod dir;
+pub mod facts;
+pub mod listen;
+pub mod lock;
+pub mod message;
+pub mod path;
+
+/// An operating system call on a path failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {doing} {}: {source}", path.display())]
+pub struct IoError {
+    /// What was tried, as a verb: `open`, `bind`.
+    pub doing: &'static str,
+    /// On which file.
+    pub path: std::path::PathBuf,
+    /// What the operating system said.
+    pub source: std::io::Error,
+}
+
+impl IoError {
+    /// For `map_err`: wraps what a call on `path` returned.
+    fn when<E: Into<std::io::Error>>(
+        doing: &'static str,
+        path: &std::path::Path,
+    ) -> impl FnOnce(E) -> IoError {
+        move |source| IoError {
+            doing,
+            path: path.to_owned(),
+            source: source.into(),
+        }
+    }
+}
