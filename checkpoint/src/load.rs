@@ -5,7 +5,8 @@
 //! and takes the next. Files are read, never mapped, so one that shrinks meanwhile is an error and
 //! no signal.
 
-use crate::{Checkpoint, CheckpointError, NodePlan, SourceFile};
+use crate::{Checkpoint, CheckpointError, NodePlan, RankPlan, SourceFile};
+use std::io;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
@@ -13,9 +14,9 @@ use std::time::{Duration, Instant};
 use weightd_core::content::Manifest;
 use weightd_core::plan::placement::Placement;
 use weightd_core::plan::read::{Chunk, Chunks, Copy, ReadPlan};
-use weightd_gpu::{Device, Export, MemoryError, Region};
+use weightd_gpu::{Device, DeviceKind, Export, Lane, MemoryError, Region, Rows};
 
-/// How to load. The defaults suit files in the page cache.
+/// How to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
     /// How many threads read and write.
@@ -26,18 +27,26 @@ pub struct LoadOptions {
     pub gap_bytes: u64,
 }
 
-impl Default for LoadOptions {
-    fn default() -> LoadOptions {
+impl LoadOptions {
+    /// What was fastest for a kind of device, with one worker for each core.
+    ///
+    /// Host memory: a chunk is written while it is still in the cache of the core that read it. On 2
+    /// cores with files in the page cache, 256 KiB to 4 MiB were equally fast, 128 KiB and 16 MiB 5 %
+    /// slower; a second worker saved 15 %, four gained nothing more (`benches/load.rs`).
+    ///
+    /// CUDA: on an H200 with 16 cores, chunks of 4 MiB reached 97 % of the bus, 1 MiB 75 %, since each
+    /// copy costs a call of the driver; with 8 MiB the buffers no longer stay in the cache.
+    pub fn of(kind: DeviceKind) -> LoadOptions {
         LoadOptions {
             workers: std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN),
-            chunk_bytes: CHUNK_BYTES,
+            chunk_bytes: match kind {
+                DeviceKind::Cpu => 1 << 20,
+                DeviceKind::Cuda => 4 << 20,
+            },
             gap_bytes: 16 << 10,
         }
     }
 }
-
-/// The size of a read that was fastest where it was measured; see `benches/load.rs`.
-const CHUNK_BYTES: u64 = 1 << 20;
 
 /// How far a load has come; another thread may ask at any time.
 #[derive(Debug)]
@@ -124,13 +133,17 @@ pub enum LoadError {
         /// What the device said.
         source: MemoryError,
     },
-    /// The system gave no thread or no memory to read with.
-    #[error("cannot start a loading thread with a buffer of {bytes} bytes: {reason}")]
-    Worker {
-        /// The size of its buffer.
-        bytes: u64,
+    /// The system gave no thread.
+    #[error("cannot start a thread to load with: {source}")]
+    Thread {
         /// What the system said.
-        reason: String,
+        source: io::Error,
+    },
+    /// There is no memory to read into, or a device did not take it.
+    #[error("reading buffers: {source}")]
+    Staging {
+        /// What the system or the device said.
+        source: MemoryError,
     },
 }
 
@@ -138,7 +151,7 @@ pub enum LoadError {
 /// `devices` (by local rank).
 ///
 /// # Panics
-/// When there are fewer devices than ranks.
+/// When there are fewer devices than ranks, or the plan is that of another checkpoint.
 pub fn load(
     checkpoint: &Checkpoint,
     plan: &NodePlan,
@@ -149,42 +162,33 @@ pub fn load(
     let start = Instant::now();
     checkpoint.unchanged()?;
     let (ranks, read) = (plan.ranks(), plan.read());
-    let regions = ranks
-        .iter()
-        .enumerate()
-        .map(|(local, rank)| {
-            let failed = |source| LoadError::Device {
-                rank: rank.placement.global_rank,
-                source,
-            };
-            devices[local].allocate(rank.region_bytes).map_err(failed)
-        })
-        .collect::<Result<Vec<Region>, LoadError>>()?;
+    let regions = allocate(ranks, devices)?;
     let global_rank = |local: u32| ranks[local as usize].placement.global_rank;
     let pipeline = Pipeline {
         files: checkpoint.files(),
         read,
+        devices,
         regions: &regions,
         progress,
     };
     pipeline.run(options).map_err(|failure| failure.of(global_rank))?;
     checkpoint.unchanged()?;
+    let loaded = |(plan, region): (&RankPlan, Region)| {
+        let rank = plan.placement.global_rank;
+        let region = region
+            .export()
+            .map_err(|source| LoadError::Device { rank, source })?;
+        Ok(LoadedRank {
+            placement: plan.placement,
+            manifest: plan.manifest.clone(),
+            region,
+        })
+    };
     let ranks = ranks
         .iter()
         .zip(regions)
-        .map(|(rank, region)| {
-            let failed = |source| LoadError::Device {
-                rank: rank.placement.global_rank,
-                source,
-            };
-            let region = region.export().map_err(failed)?;
-            Ok(LoadedRank {
-                placement: rank.placement,
-                manifest: rank.manifest.clone(),
-                region,
-            })
-        })
-        .collect::<Result<Vec<LoadedRank>, LoadError>>()?;
+        .map(loaded)
+        .collect::<Result<Vec<_>, LoadError>>()?;
     let stats = LoadStats {
         bytes_read: progress.bytes_read(),
         bytes_written: read.written().iter().sum(),
@@ -194,10 +198,29 @@ pub fn load(
     Ok(Loaded { ranks, stats })
 }
 
+/// The region of every rank, in the order of the ranks. One after another, so that each is checked
+/// against what the others left, and running out is an error here and not the kernel's to solve.
+fn allocate(ranks: &[RankPlan], devices: &[Device]) -> Result<Vec<Region>, LoadError> {
+    assert!(
+        devices.len() >= ranks.len(),
+        "{} devices for {} ranks",
+        devices.len(),
+        ranks.len()
+    );
+    let allocate = |(plan, device): (&RankPlan, &Device)| {
+        let rank = plan.placement.global_rank;
+        device
+            .allocate(plan.region_bytes)
+            .map_err(|source| LoadError::Device { rank, source })
+    };
+    ranks.iter().zip(devices).map(allocate).collect()
+}
+
 /// What the workers share.
 struct Pipeline<'a> {
     files: &'a [SourceFile],
     read: &'a ReadPlan,
+    devices: &'a [Device],
     regions: &'a [Region],
     progress: &'a Progress,
 }
@@ -207,7 +230,8 @@ enum Failure {
     Read(CheckpointError),
     /// By local rank.
     Write(u32, MemoryError),
-    Start(u64, String),
+    Thread(io::Error),
+    Lanes(MemoryError),
 }
 
 impl Failure {
@@ -218,7 +242,8 @@ impl Failure {
                 rank: global_rank(local),
                 source,
             },
-            Failure::Start(bytes, reason) => LoadError::Worker { bytes, reason },
+            Failure::Thread(source) => LoadError::Thread { source },
+            Failure::Lanes(source) => LoadError::Staging { source },
         }
     }
 }
@@ -231,17 +256,17 @@ impl Pipeline<'_> {
             written.map_err(|error| Failure::Write(fill.rank, error))?;
             self.progress.written[fill.rank as usize].fetch_add(fill.bytes, Relaxed);
         }
-        let chunks = Mutex::new(
-            self.read
-                .chunks(options.chunk_bytes.max(4 << 10), options.gap_bytes),
-        );
+        let chunk_bytes = options.chunk_bytes.max(4 << 10);
+        let chunks = Mutex::new(self.read.chunks(chunk_bytes, options.gap_bytes));
+        let lanes = Lane::open(self.devices, options.workers.get(), chunk_bytes as usize);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let mut workers = Vec::new();
             let mut result = Ok(());
-            for number in 0..options.workers.get() {
-                let work = || {
-                    let result = self.work(&chunks, options, &stop);
+            for (number, lane) in lanes.map_err(Failure::Lanes)?.into_iter().enumerate() {
+                let (chunks, stop) = (&chunks, &stop);
+                let work = move || {
+                    let result = self.work(chunks, lane, stop);
                     stop.fetch_or(result.is_err(), Relaxed);
                     result
                 };
@@ -252,7 +277,7 @@ impl Pipeline<'_> {
                     Ok(worker) => workers.push(worker),
                     // Fewer will do.
                     Err(_) if number > 0 => break,
-                    Err(error) => result = Err(Failure::Start(options.chunk_bytes, error.to_string())),
+                    Err(error) => result = Err(Failure::Thread(error)),
                 }
             }
             for worker in workers {
@@ -265,21 +290,16 @@ impl Pipeline<'_> {
         })
     }
 
-    fn work(
-        &self,
-        chunks: &Mutex<Chunks<'_>>,
-        options: &LoadOptions,
-        stop: &AtomicBool,
-    ) -> Result<(), Failure> {
+    fn work(&self, chunks: &Mutex<Chunks<'_>>, lane: Lane, stop: &AtomicBool) -> Result<(), Failure> {
         let mut worker = Worker {
             pipeline: self,
-            read: Vec::new(),
+            lane,
             cast: Vec::new(),
         };
         while !stop.load(Relaxed) {
             let chunk = chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
             let Some(chunk) = chunk else { break };
-            worker.read(&chunk, options.chunk_bytes)?;
+            worker.read(&chunk)?;
             for copy in self.read.copies(&chunk) {
                 let bytes = worker
                     .write(&copy)
@@ -287,31 +307,25 @@ impl Pipeline<'_> {
                 self.progress.written[copy.rank as usize].fetch_add(bytes, Relaxed);
             }
         }
-        Ok(())
+        worker.lane.finish().map_err(Failure::Lanes)
     }
 }
 
-/// One thread's buffers, reused from chunk to chunk.
+/// One thread's way from files to regions.
 struct Worker<'a> {
     pipeline: &'a Pipeline<'a>,
-    /// The chunk.
-    read: Vec<u8>,
+    /// Holds the chunk.
+    lane: Lane,
     /// A copy's rows, packed, after their cast.
     cast: Vec<u8>,
 }
 
 impl Worker<'_> {
-    fn read(&mut self, chunk: &Chunk, expected: u64) -> Result<(), Failure> {
-        let bytes = usize::try_from(chunk.bytes).expect("a chunk fits memory");
-        let start = |reason| Failure::Start(expected, reason);
-        let missing = bytes.saturating_sub(self.read.len());
-        self.read
-            .try_reserve_exact(missing)
-            .map_err(|error| start(error.to_string()))?;
-        // Grows once, then every chunk fits.
-        self.read.resize(bytes.max(self.read.len()), 0);
+    fn read(&mut self, chunk: &Chunk) -> Result<(), Failure> {
+        let buffer = self.lane.next_buffer().map_err(Failure::Lanes)?;
         let file = &self.pipeline.files[chunk.file as usize];
-        file.read_exact_at(&mut self.read[..bytes], chunk.offset)
+        // No chunk is larger than the plan was asked for, which is the size of the buffer.
+        file.read_exact_at(&mut buffer[..chunk.bytes as usize], chunk.offset)
             .map_err(Failure::Read)?;
         self.pipeline.progress.read.fetch_add(chunk.bytes, Relaxed);
         Ok(())
@@ -320,33 +334,31 @@ impl Worker<'_> {
     /// Gives a rank its part of the chunk, and says how many bytes that are.
     fn write(&mut self, copy: &Copy) -> Result<u64, MemoryError> {
         let region = &self.pipeline.regions[copy.rank as usize];
-        let (from, rows) = (copy.from, copy.from.rows);
-        let start = from.start as usize;
+        let (from, start) = (copy.from, copy.from.start as usize);
         let width = copy.to_width();
-        let (source, pitch) = match copy.cast {
-            None => (&self.read[start..], from.pitch),
+        let rows = |src_pitch: u64| Rows {
+            offset: copy.to,
+            dst_pitch: copy.to_pitch,
+            src_pitch: src_pitch as usize,
+            width: width as usize,
+            rows: from.rows as usize,
+        };
+        match copy.cast {
+            None if from.rows == 1 => {
+                self.lane.write(region, copy.to, start..start + width as usize)?;
+            }
+            None => self.lane.write_2d(region, start, rows(from.pitch))?,
             Some(cast) => {
-                self.cast.resize((width * rows) as usize, 0);
+                self.cast.resize((width * from.rows) as usize, 0);
+                let read = self.lane.buffer();
                 for (row, to) in self.cast.chunks_exact_mut(width as usize).enumerate() {
                     let at = start + row * from.pitch as usize;
-                    cast.apply(&self.read[at..at + from.width as usize], to);
+                    cast.apply(&read[at..at + from.width as usize], to);
                 }
-                (&self.cast[..], width)
+                region.write_2d(&self.cast, rows(width))?;
             }
-        };
-        if rows == 1 {
-            region.write(copy.to, &source[..width as usize])?;
-        } else {
-            region.write_2d(
-                copy.to,
-                copy.to_pitch,
-                source,
-                pitch as usize,
-                width as usize,
-                rows as usize,
-            )?;
         }
-        Ok(width * rows)
+        Ok(width * from.rows)
     }
 }
 

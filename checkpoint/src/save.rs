@@ -60,7 +60,8 @@ fn write_file(weights: &Weights, path: &Path) -> io::Result<()> {
     let mut out = BufWriter::with_capacity(1 << 20, file);
     write_header(weights, &tensors, &mut out)?;
     for tensor in &tensors {
-        tensor.write_contiguous(&mut out)?;
+        let memory = tensor.fetch().map_err(io::Error::other)?;
+        tensor.runs(&memory).try_for_each(|run| out.write_all(run))?;
     }
     out.into_inner()
         .map_err(io::IntoInnerError::into_error)?

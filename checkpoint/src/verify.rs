@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use weightd_core::content::Dtype;
 use weightd_core::content::manifest::TensorKind;
 use weightd_core::plan::placement::Parallel;
-use weightd_gpu::{Runs, TensorView, Weights};
+use weightd_gpu::{MemoryError, Runs, TensorView, Weights};
 
 /// What was compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,9 @@ pub enum VerifyError {
     /// A file could not be read, or changed meanwhile.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// What is mapped could not be read.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
     /// Tensors of the checkpoint are not mapped.
     #[error("{} of the checkpoint's tensors are not mapped, first {:?}", .names.len(), .names[0])]
     Missing { names: Vec<String> },
@@ -116,7 +119,7 @@ pub fn verify(
             missing.push((*alias).to_owned());
             continue;
         };
-        let same = weights.get(of).is_some_and(|of| of.as_ptr() == view.as_ptr());
+        let same = weights.get(of).is_some_and(|of| of.address() == view.address());
         if !same {
             return Err(VerifyError::NotAliased {
                 alias: (*alias).to_owned(),
@@ -168,8 +171,9 @@ fn compare(
         });
     }
     // Both in row-major order of the shard; so they have equally many bytes.
+    let memory = view.fetch()?;
     let mut mapped = Mapped {
-        runs: view.runs(),
+        runs: view.runs(&memory),
         rest: &[],
     };
     let mut block = Vec::new();

@@ -15,7 +15,7 @@ use weightd_checkpoint::{
 use weightd_core::content::manifest::{ManifestBuilder, Region, TensorKind, TensorSpec};
 use weightd_core::content::{DeviceUuid, Dtype, HandleKind};
 use weightd_core::plan::placement::{Node, Parallel, Placement, place};
-use weightd_gpu::{Device, Mapping, MemoryError, Weights};
+use weightd_gpu::{Device, DeviceKind, Mapping, MemoryError, Weights};
 
 fn try_load(
     checkpoint: &Checkpoint,
@@ -56,7 +56,12 @@ fn map(loaded: Loaded) -> Vec<(Placement, Weights)> {
 }
 
 fn mapped(checkpoint: &Checkpoint, tp: u32) -> Vec<(Placement, Weights)> {
-    map(try_load(checkpoint, &tensor_parallel(tp), &LoadOptions::default()).unwrap())
+    map(try_load(
+        checkpoint,
+        &tensor_parallel(tp),
+        &LoadOptions::of(DeviceKind::Cpu),
+    )
+    .unwrap())
 }
 
 fn stored_bytes(checkpoint: &Checkpoint) -> u64 {
@@ -89,7 +94,7 @@ fn each_byte_is_read_once_whatever_the_number_of_ranks() {
                 data: dp,
                 ..tensor_parallel(tp)
             };
-            let stats = try_load(&checkpoint, &parallel, &LoadOptions::default())
+            let stats = try_load(&checkpoint, &parallel, &LoadOptions::of(DeviceKind::Cpu))
                 .unwrap()
                 .stats;
             assert_eq!(stats.bytes_read, stored_bytes(&checkpoint));
@@ -109,7 +114,12 @@ fn a_file_that_changed_since_it_was_opened_is_not_loaded() {
         .unwrap()
         .set_len(file.bytes - 1)
         .unwrap();
-    let error = try_load(&checkpoint, &tensor_parallel(2), &LoadOptions::default()).unwrap_err();
+    let error = try_load(
+        &checkpoint,
+        &tensor_parallel(2),
+        &LoadOptions::of(DeviceKind::Cpu),
+    )
+    .unwrap_err();
     assert!(
         matches!(error, LoadError::Checkpoint(CheckpointError::Changed { .. })),
         "{error}"
@@ -139,7 +149,12 @@ fn a_model_larger_than_the_machine_is_refused_before_it_is_read() {
         return; // A file system without room for such a file has nothing to load from either.
     }
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
-    let error = try_load(&checkpoint, &tensor_parallel(1), &LoadOptions::default()).unwrap_err();
+    let error = try_load(
+        &checkpoint,
+        &tensor_parallel(1),
+        &LoadOptions::of(DeviceKind::Cpu),
+    )
+    .unwrap_err();
     assert!(
         matches!(
             error,

@@ -38,6 +38,9 @@ pub enum Command {
     Stop(StopArgs),
     /// Print which ranks this node serves; needs no model.
     Plan(PlanArgs),
+    /// The search for CUDA devices.
+    #[command(hide = true)]
+    Devices(DevicesArgs),
     /// The serving process of a launcher.
     #[command(hide = true)]
     Server(ServerArgs),
@@ -265,6 +268,9 @@ pub struct PlanArgs {
     pub json: bool,
 }
 
+#[derive(Clone, Debug, Args)]
+pub struct DevicesArgs {}
+
 /// The control socket's listener comes as standard input.
 #[derive(Clone, Debug, Args)]
 pub struct ServerArgs {
@@ -279,6 +285,7 @@ pub struct LoaderArgs {
     #[command(flatten)]
     pub model: ModelArgs,
 
-    #[command(flatten)]
-    pub place: WhereArgs,
+    /// As for `preload`.
+    #[arg(long)]
+    pub device: DeviceArg,
 }

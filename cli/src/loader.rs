@@ -1,8 +1,9 @@
 //! `weightd loader`: reads the checkpoint for all ranks of a node, hands the regions over, and ends.
 
 use crate::args::LoaderArgs;
+use crate::devices::Finder;
 use crate::error::CliError;
-use crate::node;
+use crate::node::{self, LocalRank};
 use rustix::process::setsid;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
@@ -12,9 +13,9 @@ use std::time::Duration;
 use tracing::{debug, info};
 use weightd_blocking::channel::Channel;
 use weightd_checkpoint::{Checkpoint, LoadOptions, Loaded, LoadedRank, NodePlan, Progress, load};
-use weightd_core::content::{HandleKind, Key};
+use weightd_core::content::Key;
 use weightd_core::machine::PublishEvent;
-use weightd_core::wire::message::{ContentInfo, DaemonId, Digest, Expects, Publish, RegionInfo};
+use weightd_core::wire::message::{self, ContentInfo, DaemonId, Digest, Expects, Publish, RegionInfo};
 
 /// How often the launcher is told how far the loading is, and asked whether it is still there.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
@@ -40,19 +41,11 @@ pub fn run(args: &LoaderArgs) -> Result<ExitCode, CliError> {
 }
 
 fn load_and_publish(args: &LoaderArgs, channel: &mut Channel) -> Result<(), CliError> {
-    let ranks = node::local_ranks(&args.model.parallel, args.place.device)?;
-    let checkpoint = Checkpoint::open(&args.model.model).map_err(CliError::failure)?;
+    let ranks = node::local_ranks(&args.model.parallel, args.device, Finder::Ourselves)?;
+    let (checkpoint, plan) = node::open_and_plan(&args.model, &ranks)?;
     let identity = checkpoint.identity();
-    let placed: Vec<_> = ranks
-        .iter()
-        .map(|rank| (rank.placement, rank.device.uuid()))
-        .collect();
-    let parallel = node::parallel(&args.model.parallel);
-    let plan =
-        NodePlan::new(&checkpoint, &parallel, &placed, HandleKind::Memfd).map_err(CliError::failure)?;
-    let devices: Vec<_> = ranks.iter().map(|rank| rank.device).collect();
 
-    let loaded = load_reporting(&checkpoint, &plan, &devices, channel)?;
+    let loaded = load_reporting(&checkpoint, &plan, &ranks, channel)?;
     report(args, &loaded);
     for (daemon, rank) in (0..).zip(loaded.ranks) {
         let key = node::key_of(&args.model, &checkpoint, &identity, &rank.placement)?;
@@ -60,48 +53,68 @@ fn load_and_publish(args: &LoaderArgs, channel: &mut Channel) -> Result<(), CliE
     }
 
     // Engines whose files are other ones than these are compared by digest; serving does not wait.
-    let progress = |_: u64, _: u64| {};
-    let digest = checkpoint.digest(Some(&progress)).map_err(CliError::failure)?;
+    let digest = while_led(channel, |_| {}, || checkpoint.digest(None))?.map_err(CliError::failure)?;
     for daemon in 0..ranks.len() as DaemonId {
         channel.machine_mut().digest(Digest { daemon, digest });
     }
     check(channel.settle().map_err(CliError::failure)?)
 }
 
-/// Loads, and meanwhile tells the launcher how far it is. The loader ends when its launcher does;
-/// nothing of it stays, since nobody else knows the regions yet.
+/// Loads, and meanwhile tells the launcher how far it is.
 fn load_reporting(
     checkpoint: &Checkpoint,
     plan: &NodePlan,
-    devices: &[weightd_gpu::Device],
+    ranks: &[LocalRank],
     channel: &mut Channel,
 ) -> Result<Loaded, CliError> {
+    let devices: Vec<_> = ranks.iter().map(|rank| rank.device).collect();
     let progress = Progress::new(plan);
+    let tell = |channel: &mut Channel| {
+        for (daemon, (done, total)) in (0..).zip(progress.ranks()) {
+            let progress = message::Progress { daemon, done, total };
+            channel.machine_mut().progress(progress);
+        }
+    };
+    let load = || {
+        load(
+            checkpoint,
+            plan,
+            &devices,
+            &LoadOptions::of(devices[0].kind()),
+            &progress,
+        )
+    };
+    while_led(channel, tell, load)?.map_err(CliError::failure)
+}
+
+/// Works for as long as the launcher is there, and tells it something every now and then. The
+/// loader ends when its launcher does; nothing of it stays, since nobody else knows what it has.
+fn while_led<T: Send>(
+    channel: &mut Channel,
+    mut tell: impl FnMut(&mut Channel),
+    work: impl FnOnce() -> T + Send,
+) -> Result<T, CliError> {
     let done = AtomicBool::new(false);
     let main = thread::current();
     thread::scope(|scope| {
-        let loading = scope.spawn(|| {
-            let loaded = load(checkpoint, plan, devices, &LoadOptions::default(), &progress);
+        let working = scope.spawn(|| {
+            let result = work();
             done.store(true, Ordering::Release);
             main.unpark();
-            loaded
+            result
         });
-        while !done.load(Ordering::Acquire) {
-            for (daemon, (done, total)) in (0..).zip(progress.ranks()) {
-                let progress = weightd_core::wire::message::Progress { daemon, done, total };
-                channel.machine_mut().progress(progress);
-            }
+        while !done.load(Ordering::Acquire) && !working.is_finished() {
+            tell(channel);
             if let Err(error) = check(channel.turn()) {
                 debug!("{error}");
                 std::process::exit(1);
             }
             thread::park_timeout(REPORT_EVERY);
         }
-        loading
+        working
             .join()
             .map_err(|_| CliError::failure("the loading thread panicked; this is a bug in weightd"))
-    })?
-    .map_err(CliError::failure)
+    })
 }
 
 fn report(args: &LoaderArgs, loaded: &Loaded) {

@@ -2,9 +2,12 @@
 
 mod args;
 mod attach;
+mod devices;
 mod error;
 mod loader;
 mod node;
+mod output;
+mod owners;
 mod plan;
 mod preload;
 mod release;
@@ -15,35 +18,37 @@ mod stop;
 
 use args::{Cli, Command};
 use clap::Parser;
+use error::CliError;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    log_to_stderr(&cli.log);
-    let result = match cli.command {
-        Command::Preload(args) => preload::run(&args),
+    run(Cli::parse()).unwrap_or_else(|error| {
+        eprintln!("weightd: {error}");
+        error.exit_code()
+    })
+}
+
+fn run(cli: Cli) -> Result<ExitCode, CliError> {
+    log_to_stderr(&cli.log)?;
+    match cli.command {
+        Command::Preload(args) => preload::run(&args, &cli.log),
         Command::Attach(args) => attach::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Release(args) => release::run(&args),
         Command::Stop(args) => stop::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Devices(args) => devices::run(&args),
         Command::Server(args) => server::run(&args),
         Command::Loader(args) => loader::run(&args),
-    };
-    match result {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("weightd: {error}");
-            error.exit_code()
-        }
     }
 }
 
 /// Logs go to stderr: stdout is for answers. A log that cannot be written is lost, and no reason to
 /// end: the server outlives the terminal that started it.
-fn log_to_stderr(filter: &str) {
-    let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
+fn log_to_stderr(filter: &str) -> Result<(), CliError> {
+    let filter = EnvFilter::try_new(filter)
+        .map_err(|error| CliError::Usage(format!("cannot read the log filter {filter:?}: {error}")))?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -51,4 +56,5 @@ fn log_to_stderr(filter: &str) {
         .with_target(false)
         .log_internal_errors(false)
         .init();
+    Ok(())
 }

@@ -2,21 +2,38 @@
 //! engine.
 
 use crate::args::{DeviceArg, ModelArgs, ParallelArgs, WhereArgs};
+use crate::devices::{Devices, Finder};
 use crate::error::CliError;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use weightd_checkpoint::{Checkpoint, KeyOptions, Rank};
-use weightd_core::content::{CheckpointId, Key, Role};
+use weightd_checkpoint::{Checkpoint, KeyOptions, NodePlan, Rank};
+use weightd_core::content::{CheckpointId, HandleKind, Key, Role};
 use weightd_core::plan::placement::{Node, Parallel, Placement, place};
-use weightd_gpu::Device;
+use weightd_gpu::{Device, DeviceKind};
+use weightd_socket::dir::{DirError, SocketDir};
 use weightd_socket::path::socket_path;
 
 /// The environment variable that names the socket directory.
 const SOCKET_DIR_VARIABLE: &str = "WEIGHTD_SOCKET_DIR";
 
-/// The value of the environment variable that names the socket directory.
-pub fn socket_dir_variable() -> Option<OsString> {
-    std::env::var_os(SOCKET_DIR_VARIABLE)
+/// The socket directory of a launcher, made if it is not there.
+pub fn create_dir(place: &WhereArgs) -> Result<SocketDir, DirError> {
+    let variable = std::env::var_os(SOCKET_DIR_VARIABLE);
+    SocketDir::create(place.socket_dir.as_deref(), variable.as_deref())
+}
+
+/// The socket directory of a client.
+pub fn open_dir(place: &WhereArgs) -> Result<SocketDir, DirError> {
+    let variable = std::env::var_os(SOCKET_DIR_VARIABLE);
+    SocketDir::open(place.socket_dir.as_deref(), variable.as_deref())
+}
+
+/// The same; `None` where there is no directory, and so no daemon.
+pub fn open_dir_if_there(place: &WhereArgs) -> Result<Option<SocketDir>, CliError> {
+    match open_dir(place) {
+        Ok(dir) => Ok(Some(dir)),
+        Err(DirError::Absent { .. }) => Ok(None),
+        Err(error) => Err(CliError::failure(error)),
+    }
 }
 
 /// One rank of this node and the device that it is on.
@@ -35,16 +52,15 @@ pub fn parallel(args: &ParallelArgs) -> Parallel {
     }
 }
 
-/// Where this node's ranks are placed.
-pub fn placements(args: &ParallelArgs) -> Result<Vec<Placement>, CliError> {
+/// Where this node's ranks are placed. `devices` is how many it has, where that is limited.
+fn placements(args: &ParallelArgs, devices: Option<u32>) -> Result<Vec<Placement>, CliError> {
     let node = Node {
         nnodes: args.nnodes,
         node_rank: args.node_rank,
         data_parallel_size_local: args.data_parallel_size_local.unwrap_or(args.data_parallel_size),
         data_parallel_start_rank: args.data_parallel_start_rank,
         ranks_per_device: args.ranks_per_device,
-        // There are as many host devices as one asks for.
-        device_slots: None,
+        device_slots: devices.map(|devices| devices.saturating_mul(args.ranks_per_device)),
         master_port: args.master_port,
         draft_master_port: args.draft_master_port,
     };
@@ -52,23 +68,37 @@ pub fn placements(args: &ParallelArgs) -> Result<Vec<Placement>, CliError> {
 }
 
 /// This node's ranks, in the order of their local numbers, with their devices.
-pub fn local_ranks(args: &ParallelArgs, device: DeviceArg) -> Result<Vec<LocalRank>, CliError> {
-    check_device(device)?;
+pub fn local_ranks(
+    args: &ParallelArgs,
+    device: DeviceArg,
+    finder: Finder,
+) -> Result<Vec<LocalRank>, CliError> {
+    let devices = Devices::find(device, finder)?;
     let on_device = |placement: Placement| LocalRank {
         placement,
-        device: Device::host(placement.device),
+        device: devices.get(placement.device),
     };
-    Ok(placements(args)?.into_iter().map(on_device).collect())
+    Ok(placements(args, devices.count())?
+        .into_iter()
+        .map(on_device)
+        .collect())
 }
 
-/// Refuses a kind of device that this build does not have.
-pub fn check_device(device: DeviceArg) -> Result<(), CliError> {
-    match device {
-        DeviceArg::Auto | DeviceArg::Cpu => Ok(()),
-        DeviceArg::Cuda => Err(CliError::failure(
-            "this build of weightd has host memory only: use --device cpu or auto",
-        )),
-    }
+/// Opens the checkpoint and plans what of it goes to which of these ranks: all that can be refused
+/// before a byte of the weights is read.
+pub fn open_and_plan(args: &ModelArgs, ranks: &[LocalRank]) -> Result<(Checkpoint, NodePlan), CliError> {
+    let checkpoint = Checkpoint::open(&args.model).map_err(CliError::failure)?;
+    let placed: Vec<_> = ranks
+        .iter()
+        .map(|rank| (rank.placement, rank.device.uuid()))
+        .collect();
+    let handle = match ranks.first().map(|rank| rank.device.kind()) {
+        Some(DeviceKind::Cuda) => HandleKind::CudaFd,
+        _ => HandleKind::Memfd,
+    };
+    let plan =
+        NodePlan::new(&checkpoint, &parallel(&args.parallel), &placed, handle).map_err(CliError::failure)?;
+    Ok((checkpoint, plan))
 }
 
 /// The socket of one rank's daemon.

@@ -1,12 +1,14 @@
 //! `weightd plan`: which ranks this node serves.
 
 use crate::args::PlanArgs;
+use crate::devices::Finder;
 use crate::error::CliError;
 use crate::node;
+use crate::output::say;
 use std::process::ExitCode;
 
 pub fn run(args: &PlanArgs) -> Result<ExitCode, CliError> {
-    let ranks = node::local_ranks(&args.parallel, args.place.device)?;
+    let ranks = node::local_ranks(&args.parallel, args.place.device, Finder::Ourselves)?;
     if args.json {
         let placements: Vec<_> = ranks
             .iter()
@@ -21,18 +23,15 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode, CliError> {
                 })
             })
             .collect();
-        println!("{}", serde_json::json!({ "placements": placements }));
+        say(serde_json::json!({ "placements": placements }))?;
     } else {
-        println!(
-            "{:>5} {:>6} {:>4} {:>4} {:>4}  device",
-            "local", "global", "dp", "pp", "tp"
-        );
+        say("local global   dp   pp   tp  device")?;
         for rank in ranks {
             let p = rank.placement;
-            println!(
+            say(format_args!(
                 "{:>5} {:>6} {:>4} {:>4} {:>4}  {}",
                 p.local_rank, p.global_rank, p.dp_rank, p.pp_rank, p.tp_rank, rank.device
-            );
+            ))?;
         }
     }
     Ok(ExitCode::SUCCESS)

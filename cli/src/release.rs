@@ -2,6 +2,7 @@
 
 use crate::args::ReleaseArgs;
 use crate::error::CliError;
+use crate::output::say;
 use crate::status::{Found, find};
 use std::process::ExitCode;
 use weightd_blocking::request::request;
@@ -19,7 +20,7 @@ pub fn run(args: &ReleaseArgs) -> Result<ExitCode, CliError> {
         .as_deref()
         .map(str::parse)
         .transpose()
-        .map_err(CliError::usage)?;
+        .map_err(|error| CliError::Usage(format!("--generation: {error}")))?;
     let chosen: Vec<Found> = find(&args.place)?
         .into_iter()
         .filter(|found| is_chosen(args, found))
@@ -40,7 +41,7 @@ pub fn run(args: &ReleaseArgs) -> Result<ExitCode, CliError> {
             generation,
         };
         match request(&found.socket, release, RELEASES_WITHIN).map_err(CliError::failure)? {
-            Message::Released(_) => println!("released {}", found.socket.display()),
+            Message::Released(_) => say(format_args!("released {}", found.socket.display()))?,
             other => {
                 let (socket, name) = (found.socket.display(), other.name());
                 return Err(CliError::Failure(format!(

@@ -28,7 +28,7 @@ pub fn run(args: &ServerArgs) -> Result<ExitCode, CliError> {
     };
     serve(process, &signals, log)
         .map_err(|error| CliError::failure(format!("the server cannot go on: {error}")))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(signals.exit_code())
 }
 
 /// Leases take a descriptor each; the soft limit is often 1024.

@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -46,9 +47,13 @@ impl Signals {
         }
     }
 
-    /// The number of the last signal that came; 0 before any.
-    pub fn last(&self) -> u8 {
-        self.last.load(Ordering::Relaxed) as u8
+    /// What a process exits with that ends in order: 128 and the number of the last signal, or
+    /// success where none came.
+    pub fn exit_code(&self) -> ExitCode {
+        match self.last.load(Ordering::Relaxed) {
+            0 => ExitCode::SUCCESS,
+            signal => ExitCode::from(128 + signal as u8),
+        }
     }
 }
 

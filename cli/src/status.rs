@@ -3,6 +3,7 @@
 use crate::args::{StatusArgs, WhereArgs};
 use crate::error::CliError;
 use crate::node;
+use crate::output::say;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use weightd_blocking::request::{RequestError, request};
@@ -10,7 +11,6 @@ use weightd_core::time::Span;
 use weightd_core::wire::Message;
 use weightd_core::wire::message::{DaemonStatus, GetStatus, Holds};
 use weightd_socket::connect::ConnectError;
-use weightd_socket::dir::{DirError, SocketDir};
 use weightd_socket::path::{Named, list};
 
 const ANSWERS_WITHIN: Span = Span::secs(5);
@@ -24,13 +24,13 @@ pub struct Found {
 pub fn run(args: &StatusArgs) -> Result<ExitCode, CliError> {
     let found = find(&args.place)?;
     if found.is_empty() && !args.json {
-        println!("no daemons");
+        say("no daemons")?;
     }
     let mut failed = false;
     for found in &found {
         match &found.status {
-            Ok(status) if args.json => println!("{}", json(status)),
-            Ok(status) => print(status),
+            Ok(status) if args.json => say(json(status))?,
+            Ok(status) => say(line(status))?,
             Err(why) => {
                 failed = true;
                 eprintln!("weightd: {}: {why}", found.socket.display());
@@ -47,20 +47,13 @@ pub fn run(args: &StatusArgs) -> Result<ExitCode, CliError> {
 /// Asks every daemon of the directory, or of one instance in it. A directory that does not exist
 /// holds none.
 pub fn find(place: &WhereArgs) -> Result<Vec<Found>, CliError> {
-    node::check_device(place.device)?;
-    let dir = match SocketDir::open(
-        place.socket_dir.as_deref(),
-        node::socket_dir_variable().as_deref(),
-    ) {
-        Ok(dir) => dir,
-        Err(DirError::Absent { .. }) => return Ok(Vec::new()),
-        Err(error) => return Err(CliError::failure(error)),
+    let Some(dir) = node::open_dir_if_there(place)? else {
+        return Ok(Vec::new());
     };
     let sockets = list(dir.path()).map_err(CliError::failure)?;
-    let of_instance = |socket: &PathBuf| match (&place.instance, Named::from_path(socket)) {
-        (Some(wanted), Some(named)) => named.instance.as_deref() == Some(wanted),
-        (Some(_), None) => false,
-        (None, _) => true,
+    let of_instance = |socket: &PathBuf| {
+        let instance = Named::from_path(socket).and_then(|named| named.instance);
+        place.instance.is_none() || place.instance == instance
     };
     Ok(sockets.into_iter().filter(of_instance).filter_map(ask).collect())
 }
@@ -149,14 +142,14 @@ fn key_json(status: &DaemonStatus) -> serde_json::Value {
     })
 }
 
-fn print(status: &DaemonStatus) {
+fn line(status: &DaemonStatus) -> String {
     let (state, generation) = holds(status);
     let key = &status.info.key;
     let launcher = match status.launcher_pid {
         0 => "none: end it with `weightd stop`".to_owned(),
         pid => pid.to_string(),
     };
-    println!(
+    format!(
         "rank {} (dp {} pp {} tp {}/{}) {} {}: {state}{}, {} tensors (+{} aliases), {} bytes, {} leases, up {} s, server {}, launcher {launcher}, {}",
         status.info.global_rank,
         key.dp_rank,
@@ -175,5 +168,5 @@ fn print(status: &DaemonStatus) {
         status.uptime_s,
         status.pid,
         status.info.socket
-    );
+    )
 }

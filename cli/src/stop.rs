@@ -1,65 +1,81 @@
-//! `weightd stop`: ends launchers and servers, also a server whose launcher was killed.
+//! `weightd stop`: ends launchers and servers, also a server whose launcher was killed, and a
+//! launcher that is still loading.
 
 use crate::args::StopArgs;
 use crate::error::CliError;
 use crate::node;
-use crate::status::find;
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use crate::output::say;
+use crate::owners::{control_sockets, remove_stale_control};
+use std::path::Path;
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use weightd_blocking::request::request;
+use weightd_blocking::request::{RequestError, request};
+use weightd_core::machine::AskError;
 use weightd_core::time::Span;
-use weightd_core::wire::message::{GetStatus, Stop};
-use weightd_socket::dir::SocketDir;
-use weightd_socket::lock::read_owner;
+use weightd_core::wire::message::{ErrorCode, Stop};
+use weightd_socket::connect::ConnectError;
+use weightd_socket::listen;
+use weightd_socket::lock::{Lock, LockError};
 
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_millis(20);
 
 pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
-    // By server: several daemons share one, and its control socket.
-    let mut servers: BTreeMap<PathBuf, u32> = BTreeMap::new();
-    for found in find(&args.place)? {
-        let pid = found
-            .status
-            .map_err(|why| CliError::Failure(format!("{}: {why}", found.socket.display())))?
-            .pid;
-        let owner = read_owner(&found.socket).ok_or_else(|| {
-            CliError::Failure(format!(
-                "{}: its lock file does not say who owns it",
-                found.socket.display()
-            ))
-        })?;
-        servers.insert(PathBuf::from(owner.control), pid);
-    }
-    if servers.is_empty() {
-        println!("no daemons");
+    let Some(dir) = node::open_dir_if_there(&args.place)? else {
+        say("no daemons")?;
         return Ok(ExitCode::SUCCESS);
+    };
+    let owned = control_sockets(dir.path(), args.place.instance.as_deref()).map_err(CliError::failure)?;
+    let mut stopped = 0;
+    for (control, sockets) in owned {
+        let until = Instant::now() + ENDS_WITHIN;
+        if !ask_to_stop(&control, until)? {
+            continue;
+        }
+        for socket in &sockets {
+            wait_until_free(socket, until)?;
+        }
+        // A launcher that was killed could not.
+        remove_stale_control(&control);
+        stopped += sockets.len();
     }
-    let dir = SocketDir::open(
-        args.place.socket_dir.as_deref(),
-        node::socket_dir_variable().as_deref(),
-    )
-    .map_err(CliError::failure)?;
-    for (control, pid) in servers {
-        let control = dir.path().join(control);
-        request(&control, Stop {}, Span::secs(5)).map_err(CliError::failure)?;
-        wait_until_gone(&control, pid)?;
-        println!("stopped server {pid}");
+    match stopped {
+        0 => say("no daemons")?,
+        number => say(format_args!("stopped {number} daemons"))?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn wait_until_gone(control: &Path, pid: u32) -> Result<(), CliError> {
-    let start = Instant::now();
-    while request(control, GetStatus {}, Span::secs(1)).is_ok() {
-        if start.elapsed() > ENDS_WITHIN {
-            return Err(CliError::Failure(format!(
-                "server {pid} does not end: kill it with `kill -9 {pid}`"
-            )));
+/// False where nobody is left to be asked.
+fn ask_to_stop(control: &Path, until: Instant) -> Result<bool, CliError> {
+    loop {
+        match request(control, Stop {}, Span::secs(5)) {
+            Ok(_) => return Ok(true),
+            Err(RequestError::Connect(ConnectError::Absent { .. })) => return Ok(false),
+            // A server that is being replaced.
+            Err(RequestError::Ask {
+                error:
+                    AskError::Broken(_)
+                    | AskError::Failed {
+                        code: ErrorCode::Busy,
+                        ..
+                    },
+                ..
+            }) if Instant::now() < until => sleep(PAUSE),
+            Err(error) => return Err(CliError::failure(error)),
         }
-        sleep(Duration::from_millis(20));
     }
-    Ok(())
+}
+
+/// The lock on a socket's name lives as long as launcher and server.
+fn wait_until_free(socket: &Path, until: Instant) -> Result<(), CliError> {
+    loop {
+        match Lock::acquire(socket) {
+            // They remove it themselves, unless they were killed meanwhile.
+            Ok(lock) => return listen::remove(&lock).map_err(CliError::failure),
+            Err(LockError::AlreadyOwned { .. }) if Instant::now() < until => sleep(PAUSE),
+            Err(error) => return Err(CliError::Failure(format!("asked to stop, but {error}"))),
+        }
+    }
 }

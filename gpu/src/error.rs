@@ -1,5 +1,6 @@
 //! What can be wrong with device memory.
 
+use crate::cuda::CudaError;
 use rustix::io::Errno;
 use weightd_core::content::{DeviceUuid, HandleKind};
 
@@ -37,6 +38,12 @@ pub enum MemoryError {
     /// A kind of memory that this machine or this build cannot map.
     #[error("memory of kind {handle:?} on device {device} cannot be mapped here; run where that device is")]
     Unsupported { handle: HandleKind, device: DeviceUuid },
+    /// The memory is of another device than was stated.
+    #[error("the memory is not on device {device}, which its publisher stated; publish it anew")]
+    OtherDevice { device: DeviceUuid },
+    /// The CUDA driver, or a device of it.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     /// A system call failed in a way that nothing above names.
     #[error("{call} failed: {source}; see its manual page")]
     System { call: &'static str, source: Errno },
@@ -46,5 +53,16 @@ impl MemoryError {
     /// For `map_err`: which call failed.
     pub(crate) fn system(call: &'static str) -> impl Fn(Errno) -> MemoryError {
         move |source| MemoryError::System { call, source }
+    }
+
+    /// What the driver said about `bytes` bytes on a device.
+    pub(crate) fn cuda(device: DeviceUuid, bytes: u64, error: CudaError) -> MemoryError {
+        match error.is_out_of_memory() {
+            true => MemoryError::OutOfMemory {
+                bytes,
+                why: format!("device {device}: {error}"),
+            },
+            false => MemoryError::Cuda(error),
+        }
     }
 }

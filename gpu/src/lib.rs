@@ -8,25 +8,27 @@
 //! 3. [`Mapping::import`], in any process that was handed the descriptor, maps the memory read-only.
 //! 4. [`Weights`] reads the tensors of a [`Manifest`](weightd_core::content::Manifest) in mappings.
 //!
-//! Devices are host memory: regions are memfds, sealed when exported. What differs between kinds of
-//! devices is behind these types: a caller passes on the [`HandleKind`](weightd_core::content::HandleKind)
-//! and the descriptor as it got them.
+//! A device is host memory, where regions are memfds that are sealed when exported, or an NVIDIA GPU,
+//! where they are made by `cuMemCreate` ([`cuda`]). What differs is behind these types: a caller passes
+//! on the [`HandleKind`](weightd_core::content::HandleKind) and the descriptor as it got them.
 //!
 //! All `unsafe` code of weightd is in this crate, in the modules that say so.
 
 #![deny(missing_docs)]
 
+pub mod cuda;
 mod device;
 mod error;
+mod host;
+mod lane;
 mod mapping;
-mod memfd;
 mod region;
-mod room;
 mod weights;
 
-pub use device::{Device, DeviceKind};
+pub use device::{Device, DeviceKind, Opened};
 pub use error::MemoryError;
+pub use host::{read_sealed, sealed};
+pub use lane::Lane;
 pub use mapping::Mapping;
-pub use memfd::{read_sealed, sealed};
-pub use region::{Export, Region};
+pub use region::{Export, Region, Rows};
 pub use weights::{Runs, TensorView, Weights, WeightsError};

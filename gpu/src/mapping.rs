@@ -1,114 +1,138 @@
 //! Memory that others filled, mapped read-only.
 
-#![allow(unsafe_code)] // Mapping memory, and lending it as a slice.
-
-use crate::{MemoryError, memfd};
-use rustix::io::Errno;
-use rustix::mm::{self, MapFlags, ProtFlags};
-use std::ffi::c_void;
-use std::os::fd::{AsFd, OwnedFd};
-use std::ptr::NonNull;
+use crate::{MemoryError, cuda, host};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use weightd_core::content::manifest::LegacyHandle;
 use weightd_core::content::{DeviceUuid, HandleKind};
 
 /// A whole region, read-only. It keeps the memory alive, also when the exporter and every
 /// descriptor are gone; dropping it unmaps.
 #[derive(Debug)]
 pub struct Mapping {
-    /// Dangling when `len` is 0.
-    start: NonNull<c_void>,
-    len: usize,
+    memory: Memory,
+    bytes: u64,
     device: DeviceUuid,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Host(host::Mapping),
+    Cuda(cuda::Range),
+    /// The allocation of another process, and where in it the region starts.
+    Legacy(Arc<cuda::legacy::Opened>, u64),
 }
 
 impl Mapping {
     /// Maps the region of `bytes` bytes that `fd` stands for; the descriptor is closed.
     ///
-    /// `device` is the device that the publisher stated. Host memory cannot prove which it is of, so
-    /// there it is only kept.
+    /// `device` is the device that the publisher stated. CUDA memory is asked which device it is of;
+    /// host memory cannot prove it, so there it is only kept.
     ///
     /// # Errors
     ///
     /// [`MemoryError::NotSealed`] and [`MemoryError::Size`] where the descriptor does not keep what
-    /// was promised; [`MemoryError::Unsupported`] for memory of a kind that is not to be had here;
-    /// [`MemoryError::OutOfMemory`] when the address space or the number of mappings runs out.
+    /// was promised; [`MemoryError::OtherDevice`] and [`MemoryError::Cuda`] likewise on a CUDA device;
+    /// [`MemoryError::Unsupported`] for memory that has no descriptor; [`MemoryError::OutOfMemory`]
+    /// when the address space or the number of mappings runs out.
     pub fn import(
         handle: HandleKind,
         fd: OwnedFd,
         bytes: u64,
         device: DeviceUuid,
     ) -> Result<Mapping, MemoryError> {
-        if handle != HandleKind::Memfd {
-            return Err(MemoryError::Unsupported { handle, device });
-        }
-        memfd::check_sealed(fd.as_fd())?;
-        let actual = memfd::size(fd.as_fd())?;
-        if actual != bytes {
+        let memory = match handle {
+            HandleKind::Memfd => Memory::Host(host::Mapping::import(fd, bytes)?),
+            HandleKind::CudaFd => {
+                let range = cuda::import(fd, device, bytes);
+                let range = range.map_err(|error| MemoryError::cuda(device, bytes, error))?;
+                Memory::Cuda(range.ok_or(MemoryError::OtherDevice { device })?)
+            }
+            HandleKind::CudaIpc => return Err(MemoryError::Unsupported { handle, device }),
+        };
+        Ok(Mapping {
+            memory,
+            bytes,
+            device,
+        })
+    }
+
+    /// Opens memory that its publisher made with `cuMemAlloc`. The driver cannot map such memory
+    /// read-only, and it lives no longer than its publisher.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError::Cuda`], also when the publisher is gone; [`MemoryError::Size`] where the
+    /// allocation is smaller than was stated.
+    pub fn open_legacy(
+        handle: &LegacyHandle,
+        bytes: u64,
+        device: DeviceUuid,
+    ) -> Result<Mapping, MemoryError> {
+        let failed = |error| MemoryError::cuda(device, bytes, error);
+        let opened = cuda::legacy::Opened::open(device, handle).map_err(failed)?;
+        let actual = opened.bytes();
+        let end = handle.offset.checked_add(bytes);
+        if end.is_none_or(|end| end > actual) {
             return Err(MemoryError::Size {
-                stated: bytes,
+                stated: end.unwrap_or(u64::MAX),
                 actual,
             });
         }
-        let out_of_memory = |why: String| MemoryError::OutOfMemory { bytes, why };
-        let len = usize::try_from(bytes).map_err(|error| out_of_memory(error.to_string()))?;
-        let start = match len {
-            0 => NonNull::dangling(),
-            _ => map(&fd, len).map_err(|error| match error {
-                Errno::NOMEM => out_of_memory(format!("mmap: {error}")),
-                source => MemoryError::System {
-                    call: "mmap of a memfd",
-                    source,
-                },
-            })?,
-        };
-        Ok(Mapping { start, len, device })
+        Ok(Mapping {
+            memory: Memory::Legacy(opened, handle.offset),
+            bytes,
+            device,
+        })
     }
 
-    /// The memory.
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `start` is non-null and maps `len` readable bytes until `self` is dropped (or is
-        // dangling with a `len` of 0), and mmap gives no more than `isize::MAX` bytes. They never
-        // change, whoever holds the memory: `import` found the file sealed against writing, which the
-        // kernel grants only while no writable mapping exists and never takes back. They can all be
-        // read: the size is sealed too, and `import` found it to be `len`.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast::<u8>(), self.len) }
+    /// The size of the region in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
-    /// The device that the publisher stated.
+    /// The device that it is on.
     pub fn device(&self) -> DeviceUuid {
         self.device
     }
-}
 
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        if self.len == 0 {
-            return;
+    /// The address of the first byte: on the host, or for the device.
+    pub fn address(&self) -> u64 {
+        match &self.memory {
+            Memory::Host(mapping) => mapping.bytes().as_ptr() as u64,
+            Memory::Cuda(range) => range.address(),
+            Memory::Legacy(opened, offset) => opened.address() + offset,
         }
-        // SAFETY: `start` and `len` are those of a mapping that this value alone owns, and every
-        // borrow of its bytes has ended.
-        let unmapped = unsafe { mm::munmap(self.start.as_ptr(), self.len) };
-        debug_assert!(unmapped.is_ok(), "munmap of a whole mapping: {unmapped:?}");
     }
-}
 
-// SAFETY: the memory is bound to no thread, and nobody can change it (see `bytes`).
-unsafe impl Send for Mapping {}
-// SAFETY: as above; all access through `&self` is reading.
-unsafe impl Sync for Mapping {}
+    /// The memory, where the host can read it.
+    pub fn host(&self) -> Option<&[u8]> {
+        match &self.memory {
+            Memory::Host(mapping) => Some(mapping.bytes()),
+            _ => None,
+        }
+    }
 
-/// Private, since older kernels refuse a shared mapping of a memfd that is sealed against writing;
-/// it still shares the pages.
-fn map(fd: &OwnedFd, len: usize) -> Result<NonNull<c_void>, Errno> {
-    // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
-    let start = unsafe {
-        mm::mmap(
-            std::ptr::null_mut(),
-            len,
-            ProtFlags::READ,
-            MapFlags::PRIVATE,
-            fd,
-            0,
-        )?
-    };
-    NonNull::new(start).ok_or(Errno::FAULT)
+    /// Copies from byte `offset` on to the host, and waits for it.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError::OutOfBounds`], and [`MemoryError::Cuda`] when the device is lost.
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryError> {
+        let (count, bytes) = (into.len() as u64, self.bytes);
+        if offset.checked_add(count).is_none_or(|end| end > bytes) {
+            return Err(MemoryError::OutOfBounds { offset, count, bytes });
+        }
+        let read = match &self.memory {
+            Memory::Host(mapping) => {
+                into.copy_from_slice(&mapping.bytes()[offset as usize..][..into.len()]);
+                Ok(())
+            }
+            Memory::Cuda(range) => cuda::read(range.context(), range.address() + offset, into),
+            Memory::Legacy(opened, start) => {
+                cuda::read(opened.context(), opened.address() + start + offset, into)
+            }
+        };
+        read.map_err(|error| MemoryError::cuda(self.device, bytes, error))
+    }
 }

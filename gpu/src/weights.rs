@@ -1,7 +1,7 @@
 //! Tensors in mapped memory.
 
-use crate::Mapping;
-use std::io::{self, Write};
+use crate::{Mapping, MemoryError};
+use std::borrow::Cow;
 use std::ops::Deref;
 use weightd_core::content::manifest::{MAX_DIMS, Tensor};
 use weightd_core::content::{DeviceUuid, Manifest};
@@ -45,7 +45,7 @@ impl Weights {
             return Err(WeightsError::Count { mappings, regions });
         }
         for (number, (region, mapping)) in manifest.regions().iter().zip(&mappings).enumerate() {
-            let actual = mapping.bytes().len() as u64;
+            let actual = mapping.bytes();
             if actual != region.bytes {
                 let stated = region.bytes;
                 return Err(WeightsError::Size {
@@ -94,10 +94,10 @@ impl Weights {
     }
 
     fn view<'a>(&'a self, tensor: Tensor<'a>) -> TensorView<'a> {
-        // The manifest checked every view against its region, and `new` the regions' sizes.
-        let region = self.mappings[tensor.region].bytes();
-        let bytes = &region[tensor.offset as usize..][..tensor.extent() as usize];
-        TensorView { tensor, bytes }
+        TensorView {
+            tensor,
+            mapping: &self.mappings[tensor.region],
+        }
     }
 }
 
@@ -105,8 +105,7 @@ impl Weights {
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     tensor: Tensor<'a>,
-    /// From the first element to the end of the last.
-    bytes: &'a [u8],
+    mapping: &'a Mapping,
 }
 
 impl<'a> Deref for TensorView<'a> {
@@ -118,28 +117,54 @@ impl<'a> Deref for TensorView<'a> {
 }
 
 impl<'a> TensorView<'a> {
-    /// The address of the first element. The views of an alias and of its tensor share it.
-    pub fn as_ptr(&self) -> *const u8 {
-        self.bytes.as_ptr()
+    /// The address of the first element: on the host, or for the device. The views of an alias and of
+    /// its tensor share it.
+    pub fn address(&self) -> u64 {
+        self.mapping.address() + self.offset
     }
 
-    /// The elements in row-major order, where they lie so in memory.
+    /// The memory from the first element to the end of the last, where the host can read it.
+    pub fn host(&self) -> Option<&'a [u8]> {
+        // The manifest checked every view against its region, and `Weights::new` the regions' sizes.
+        Some(&self.mapping.host()?[self.offset as usize..][..self.extent() as usize])
+    }
+
+    /// The elements in row-major order, where the host can read them and they lie so in memory.
     pub fn contiguous(&self) -> Option<&'a [u8]> {
-        self.is_contiguous().then_some(self.bytes)
+        self.host().filter(|_| self.is_contiguous())
     }
 
-    /// The elements in row-major order, as the longest pieces that lie so in memory, all of one size.
-    pub fn runs(&self) -> Runs<'a> {
-        Runs::new(self)
-    }
-
-    /// Writes the elements in row-major order.
+    /// The memory from the first element to the end of the last, copied from the device where the
+    /// host cannot read it.
     ///
     /// # Errors
     ///
-    /// Those of `out`.
-    pub fn write_contiguous(&self, out: &mut impl Write) -> io::Result<()> {
-        self.runs().try_for_each(|run| out.write_all(run))
+    /// [`MemoryError::OutOfMemory`] when the host has no room for a copy, [`MemoryError::Cuda`] when the
+    /// device is lost.
+    pub fn fetch(&self) -> Result<Cow<'a, [u8]>, MemoryError> {
+        if let Some(bytes) = self.host() {
+            return Ok(Cow::Borrowed(bytes));
+        }
+        let mut copy = Vec::new();
+        let (bytes, len) = (self.extent(), self.extent() as usize);
+        let room = copy.try_reserve_exact(len);
+        room.map_err(|error| MemoryError::OutOfMemory {
+            bytes,
+            why: error.to_string(),
+        })?;
+        copy.resize(len, 0);
+        self.mapping.read(self.offset, &mut copy)?;
+        Ok(Cow::Owned(copy))
+    }
+
+    /// The elements in row-major order, as the longest pieces that lie so in memory, all of one size.
+    /// `memory` is what [`host`](TensorView::host) or [`fetch`](TensorView::fetch) gave.
+    ///
+    /// # Panics
+    ///
+    /// When `memory` is shorter than that.
+    pub fn runs<'m>(&self, memory: &'m [u8]) -> Runs<'m> {
+        Runs::new(self, memory)
     }
 }
 
@@ -166,13 +191,14 @@ struct Axis {
 }
 
 impl<'a> Runs<'a> {
-    fn new(view: &TensorView<'a>) -> Runs<'a> {
+    fn new(view: &TensorView<'_>, memory: &'a [u8]) -> Runs<'a> {
+        let bytes = &memory[..view.extent() as usize];
         let mut runs = Runs {
-            bytes: view.bytes,
-            piece: view.bytes.len(),
+            bytes,
+            piece: bytes.len(),
             outer: [Axis::default(); MAX_DIMS],
             ndim: 0,
-            next: (!view.bytes.is_empty()).then_some(0),
+            next: (!bytes.is_empty()).then_some(0),
         };
         if view.is_contiguous() {
             return runs;

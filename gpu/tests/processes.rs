@@ -129,7 +129,8 @@ fn memory_outlives_a_killed_exporter() {
     let mapping = Mapping::import(HandleKind::Memfd, fd, EACH as u64, Device::host(0).uuid()).unwrap();
     assert!(
         mapping
-            .bytes()
+            .host()
+            .unwrap()
             .iter()
             .copied()
             .eq((0..EACH).map(|at| pattern(5, at)))

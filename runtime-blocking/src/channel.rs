@@ -53,7 +53,7 @@ impl Channel {
                 });
                 return Ok(events);
             }
-            self.line.wait(&self.clock, Some(until))?;
+            self.line.wait(&self.clock, until)?;
             events.extend(self.turn());
         }
         Ok(events)

@@ -173,7 +173,7 @@ impl AttachDriver {
 
     /// Blocks until there is something to do, or until the moment.
     pub fn wait(&mut self, until: Now) -> io::Result<()> {
-        self.line.wait(&self.clock, Some(until))
+        self.line.wait(&self.clock, until)
     }
 
     /// Imports what was fetched. It may block.
@@ -251,10 +251,35 @@ fn import(fetched: Fetched<OwnedFd>) -> Result<Weights, Fault> {
     } = fetched;
     let manifest = weightd_gpu::read_sealed(manifest, MAX_BYTES as u64).map_err(fault)?;
     let manifest = Manifest::decode(&manifest).map_err(|error| Fault::Malformed(error.to_string()))?;
-    let stated = state.content.regions.iter();
-    let mappings = stated
-        .zip(regions)
-        .map(|(region, fd)| Mapping::import(region.handle, fd, region.bytes, state.device_uuid))
+    // What the descriptors were checked against must be what the manifest says.
+    let stated = manifest
+        .regions()
+        .iter()
+        .map(|region| (region.handle, region.bytes, region.device));
+    let told = state
+        .content
+        .regions
+        .iter()
+        .map(|region| (region.handle, region.bytes, state.device_uuid));
+    if !stated.eq(told) {
+        return Err(Fault::Malformed(
+            "the manifest's regions are not those that the daemon stated".to_owned(),
+        ));
+    }
+    let mut descriptors = regions.into_iter();
+    let mappings = manifest
+        .regions()
+        .iter()
+        .map(|region| match &region.legacy {
+            Some(legacy) => Mapping::open_legacy(legacy, region.bytes, region.device),
+            None => {
+                let (handle, device) = (region.handle, region.device);
+                let fd = descriptors
+                    .next()
+                    .ok_or(MemoryError::Unsupported { handle, device })?;
+                Mapping::import(handle, fd, region.bytes, device)
+            }
+        })
         .collect::<Result<Vec<Mapping>, MemoryError>>()
         .map_err(fault)?;
     Weights::new(manifest, mappings).map_err(|error: WeightsError| Fault::Malformed(error.to_string()))

@@ -1,5 +1,6 @@
 //! The driver of a machine with many connections.
 
+use crate::line::IN_FLIGHT_PAUSE;
 use crate::reaper::Reaper;
 use mio::event::Event;
 use mio::unix::SourceFd;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weightd_core::machine::{ConnId, Machine, Origin, Output};
 use weightd_core::peer::{Facts, Peer};
-use weightd_core::time::{Now, Span};
+use weightd_core::time::Now;
 use weightd_socket::listen::{AcceptError, accept};
 use weightd_socket::message::{ReceiveError, SendError, receive, send};
 
@@ -20,8 +21,6 @@ const WAKER: Token = Token(0);
 const READ_BYTES: usize = 64 * 1024;
 /// How many connections one turn accepts before others have their turn.
 const ACCEPTS: usize = 64;
-/// How long a send waits that the kernel refused because too many descriptors are in flight.
-const IN_FLIGHT_PAUSE: Span = Span::millis(10);
 
 /// A descriptor of the caller's that the driver waits on as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,14 +148,6 @@ impl<M: Machine<OwnedFd>> Driver<M> {
         let token = self.register(&descriptor, Interest::READABLE)?;
         self.targets.insert(token, Target::Watch);
         Ok(Watch(token))
-    }
-
-    /// Stops waiting on a descriptor, which may be closed then.
-    pub fn unwatch(&mut self, watch: Watch, descriptor: impl AsFd) -> io::Result<()> {
-        self.targets.remove(&watch.0);
-        self.poll
-            .registry()
-            .deregister(&mut SourceFd(&descriptor.as_fd().as_raw_fd()))
     }
 
     /// Blocks until there is something to do, or until the time is over.
@@ -306,22 +297,26 @@ impl<M: Machine<OwnedFd>> Driver<M> {
             let origin = *origin;
             match accept(listener) {
                 Ok(None) => return Ok(()),
-                Ok(Some((socket, peer))) => {
-                    let conn = self.add(now, socket, origin, peer)?;
-                    self.drain(events)?;
-                    // Most clients have sent their request by now.
-                    self.serve(now, conn, events)?;
-                }
-                Err(AcceptError::DescriptorsExhausted) => {
-                    self.machine.accept_failed(now);
-                    self.drain(events)?;
-                }
+                Ok(Some((socket, peer))) => match self.add(now, socket, origin, peer) {
+                    Ok(conn) => {
+                        self.drain(events)?;
+                        // Most clients have sent their request by now.
+                        self.serve(now, conn, events)?;
+                    }
+                    Err(_) => self.accept_failed(now, events)?,
+                },
+                Err(AcceptError::DescriptorsExhausted) => self.accept_failed(now, events)?,
                 // That one connection; the next may be fine.
                 Err(AcceptError::Io(_)) => {}
             }
         }
         self.pending.insert(token);
         Ok(())
+    }
+
+    fn accept_failed(&mut self, now: Now, events: &mut Vec<M::Event>) -> io::Result<()> {
+        self.machine.accept_failed(now);
+        self.drain(events)
     }
 
     /// Does what the machine wants until it is idle.

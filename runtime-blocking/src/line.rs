@@ -5,20 +5,21 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::time::Duration;
 use weightd_core::machine::Exchange;
-use weightd_core::time::Now;
+use weightd_core::time::{Now, Span};
 use weightd_socket::message::{ReceiveError, SendError, receive, send};
 
 const READ_BYTES: usize = 64 * 1024;
 /// How long a send waits that the kernel refused because too many descriptors are in flight.
-const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(10);
+pub(crate) const IN_FLIGHT_PAUSE: Span = Span::millis(10);
 
 #[derive(Debug)]
 pub(crate) struct Line {
     poll: Poll,
     events: Events,
     socket: Option<OwnedFd>,
+    /// Nothing is sent before this moment.
+    paused_until: Option<Now>,
     buffer: Vec<u8>,
 }
 
@@ -29,6 +30,7 @@ impl Line {
             poll: Poll::new()?,
             events,
             socket: None,
+            paused_until: None,
             buffer,
         })
     }
@@ -40,6 +42,7 @@ impl Line {
             .registry()
             .register(&mut SourceFd(&socket.as_raw_fd()), Token(0), interest)?;
         self.socket = Some(socket);
+        self.paused_until = None;
         Ok(())
     }
 
@@ -53,7 +56,10 @@ impl Line {
         let Some(socket) = &self.socket else { return false };
         let mut moved = false;
         let mut broken = None;
-        while let Some(outgoing) = machine.outgoing() {
+        self.paused_until.take_if(|until| *until <= now);
+        while self.paused_until.is_none()
+            && let Some(outgoing) = machine.outgoing()
+        {
             let descriptors: Vec<_> = outgoing.descriptors.iter().map(AsFd::as_fd).collect();
             match send(socket, outgoing.bytes, &descriptors) {
                 Ok(bytes) => {
@@ -62,7 +68,7 @@ impl Line {
                 }
                 Err(SendError::WouldBlock) => break,
                 Err(SendError::TooManyInFlight) => {
-                    std::thread::sleep(IN_FLIGHT_PAUSE);
+                    self.paused_until = Some(now + IN_FLIGHT_PAUSE);
                     break;
                 }
                 // Why it was closed may still be there to be read.
@@ -94,8 +100,9 @@ impl Line {
     }
 
     /// Blocks until something may move, or until the moment.
-    pub fn wait(&mut self, clock: &Clock, until: Option<Now>) -> io::Result<()> {
-        match self.poll.poll(&mut self.events, clock.until(until)) {
+    pub fn wait(&mut self, clock: &Clock, until: Now) -> io::Result<()> {
+        let until = self.paused_until.map_or(until, |paused| until.min(paused));
+        match self.poll.poll(&mut self.events, clock.until(Some(until))) {
             Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
             _ => Ok(()),
         }

@@ -42,20 +42,15 @@ pub fn request(socket: &Path, question: impl Into<Message>, patience: Span) -> R
     let mut ask = Ask::new(clock.now(), question, peer, our_uid()?, patience);
     loop {
         let now = clock.now();
-        while line.turn(now, &mut ask) {
-            if let Some(answer) = ask.answer(now) {
-                return answer.map_err(|error| RequestError::Ask {
-                    socket: socket.display().to_string(),
-                    error,
-                });
-            }
-        }
+        let moved = line.turn(now, &mut ask);
         if let Some(answer) = ask.answer(now) {
             return answer.map_err(|error| RequestError::Ask {
                 socket: socket.display().to_string(),
                 error,
             });
         }
-        line.wait(&clock, Some(ask.until()))?;
+        if !moved {
+            line.wait(&clock, ask.until())?;
+        }
     }
 }

@@ -60,8 +60,6 @@ pub fn serve(
             end = Some(!led);
         }
         if let Some(orphaned) = end {
-            // The answer to whoever asked for the end.
-            driver.turn(clock.now())?;
             if orphaned {
                 remove_sockets(&driver, process.control_path);
             }

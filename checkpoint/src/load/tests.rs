@@ -16,6 +16,7 @@ fn run(checkpoint: &Checkpoint, plan: &ReadPlan, regions: &[Region]) -> Result<P
     let pipeline = Pipeline {
         files: checkpoint.files(),
         read: plan,
+        devices: &[],
         regions,
         progress: &progress,
     };
@@ -131,14 +132,14 @@ fn a_plan_is_executed_with_all_of_its_operations() {
             .flat_map(|half| [0, 0, half[0], half[1]])
             .collect()
     };
-    assert_eq!(first.bytes()[256..], wide(&stored));
+    assert_eq!(first.host().unwrap()[256..], wide(&stored));
     let right = |row: usize| &stored[row * 256 + 128..][..128];
     for row in 0..1000 {
-        assert_eq!(&second.bytes()[row * 192..][..128], right(row));
-        assert_eq!(second.bytes()[row * 192 + 128..][..64], [0; 64]);
-        assert_eq!(third.bytes()[row * 256..][..256], wide(right(row)));
+        assert_eq!(&second.host().unwrap()[row * 192..][..128], right(row));
+        assert_eq!(second.host().unwrap()[row * 192 + 128..][..64], [0; 64]);
+        assert_eq!(third.host().unwrap()[row * 256..][..256], wide(right(row)));
     }
-    assert_eq!(second.bytes()[192_000..], [0; 1000]);
+    assert_eq!(second.host().unwrap()[192_000..], [0; 1000]);
 }
 
 #[test]

@@ -4,8 +4,10 @@ mod hold;
 mod report;
 
 use crate::args::AttachArgs;
+use crate::devices::Finder;
 use crate::error::CliError;
 use crate::node::{self, LocalRank};
+use crate::output::say;
 use crate::signals::Signals;
 use report::Report;
 use std::process::ExitCode;
@@ -25,43 +27,59 @@ struct Mapped {
 }
 
 pub fn run(args: &AttachArgs) -> Result<ExitCode, CliError> {
-    let signals = Signals::catch().map_err(CliError::failure)?;
     let ranks = chosen_ranks(args)?;
     let checkpoint = Checkpoint::open(&args.model.model).map_err(CliError::failure)?;
-    let dir = SocketDir::open(
-        args.place.socket_dir.as_deref(),
-        node::socket_dir_variable().as_deref(),
-    )
-    .map_err(CliError::failure)?;
+    let dir = node::open_dir(&args.place).map_err(CliError::failure)?;
     let identity = checkpoint.identity();
     let mut stand_in = StandIn {
         checkpoint: &checkpoint,
         digest: None,
     };
+    // An engine has its device open before it loads; so the time to map is that alone.
+    let opened = ranks
+        .iter()
+        .map(|rank| rank.device.open())
+        .collect::<Result<Vec<_>, _>>();
+    let _opened = opened.map_err(CliError::failure)?;
     let mut mapped = Vec::with_capacity(ranks.len());
     for rank in ranks {
         let attached = attach_rank(args, &dir, &mut stand_in, &identity, &rank)?;
         mapped.push(Mapped { rank, attached });
     }
-    for Mapped { rank, attached } in &mapped {
-        let mut report = Report::new(rank, attached);
-        if args.verify {
-            report.verified = Some(verify(args, &checkpoint, rank, &attached.weights)?);
-        }
-        if let Some(dir) = &args.save {
-            let path = weightd_checkpoint::save(&attached.weights, &rank.placement, dir);
-            report.saved = Some(path.map_err(CliError::failure)?);
-        }
-        report.print(args.json);
+    let reports = mapped
+        .iter()
+        .map(|mapped| report(args, &checkpoint, mapped))
+        .collect::<Result<Vec<_>, _>>()?;
+    // From the first line on a signal ends what that line says; until then, just this process.
+    let signals = args
+        .hold
+        .then(Signals::catch)
+        .transpose()
+        .map_err(CliError::failure)?;
+    for report in reports {
+        say(report.line(args.json))?;
     }
-    if args.hold {
-        return hold::until_signal(mapped, &signals, args.json);
+    match signals {
+        Some(signals) => hold::until_signal(mapped, &signals, args.json),
+        None => Ok(ExitCode::SUCCESS),
     }
-    Ok(ExitCode::SUCCESS)
+}
+
+fn report(args: &AttachArgs, checkpoint: &Checkpoint, mapped: &Mapped) -> Result<Report, CliError> {
+    let Mapped { rank, attached } = mapped;
+    let mut report = Report::new(rank, attached);
+    if args.verify {
+        report.verified = Some(verify(args, checkpoint, rank, &attached.weights)?);
+    }
+    if let Some(dir) = &args.save {
+        let path = weightd_checkpoint::save(&attached.weights, &rank.placement, dir);
+        report.saved = Some(path.map_err(CliError::failure)?);
+    }
+    Ok(report)
 }
 
 fn chosen_ranks(args: &AttachArgs) -> Result<Vec<LocalRank>, CliError> {
-    let mut ranks = node::local_ranks(&args.model.parallel, args.place.device)?;
+    let mut ranks = node::local_ranks(&args.model.parallel, args.place.device, Finder::Ourselves)?;
     if let Some(wanted) = args.ranks.rank {
         let here: Vec<_> = ranks
             .iter()

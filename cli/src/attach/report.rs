@@ -33,7 +33,7 @@ impl Report {
         }
     }
 
-    pub fn print(&self, json: bool) {
+    pub fn line(&self, json: bool) -> String {
         let p = self.rank.placement;
         if json {
             let object = serde_json::json!({
@@ -52,8 +52,7 @@ impl Report {
                 "verified": self.verified.is_some(),
                 "saved": self.saved.as_ref().map(|path| path.display().to_string()),
             });
-            println!("{object}");
-            return;
+            return object.to_string();
         }
         let mut line = format!(
             "rank {}: {} tensors, {} aliases, {} bytes, generation {}, mapped in {:.3} ms",
@@ -73,6 +72,6 @@ impl Report {
         if let Some(path) = &self.saved {
             line.push_str(&format!(", saved {}", path.display()));
         }
-        println!("{line}");
+        line
     }
 }

@@ -1,7 +1,8 @@
 //! The launcher's child processes. They are spawned by exec, get their one descriptor as standard
 //! input, and leave the launcher's session.
 
-use crate::args::PreloadArgs;
+use crate::args::{ModelArgs, ParallelArgs, PreloadArgs};
+use clap::ValueEnum;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -50,8 +51,29 @@ fn ourselves(subcommand: &str, log: &str) -> Command {
     command
 }
 
+/// Every field is named here, so that a new one cannot be forgotten.
 fn loader_args(args: &PreloadArgs) -> Vec<OsString> {
-    let (model, parallel) = (&args.model, &args.model.parallel);
+    let ModelArgs {
+        model,
+        revision,
+        engine_version,
+        key_extra,
+        parallel,
+    } = &args.model;
+    let ParallelArgs {
+        tensor_parallel_size,
+        pipeline_parallel_size,
+        data_parallel_size,
+        data_parallel_size_local,
+        data_parallel_start_rank,
+        nnodes,
+        node_rank,
+        ranks_per_device,
+        // Checked already, and nothing is made of them.
+        master_addr: _,
+        master_port: _,
+        draft_master_port: _,
+    } = parallel;
     let mut list: Vec<OsString> = Vec::new();
     let mut add = |name: &str, value: OsString| {
         // With `=`, so that no value is taken for a flag.
@@ -59,26 +81,29 @@ fn loader_args(args: &PreloadArgs) -> Vec<OsString> {
         argument.push(value);
         list.push(argument);
     };
-    add("model", model.model.clone().into());
-    add("revision", model.revision.clone().into());
-    add("engine-version", model.engine_version.clone().into());
-    for (name, value) in &model.key_extra {
+    add("model", model.into());
+    add("revision", revision.into());
+    add("engine-version", engine_version.into());
+    for (name, value) in key_extra {
         add("key-extra", format!("{name}={value}").into());
     }
     let numbers = [
-        ("tensor-parallel-size", parallel.tensor_parallel_size),
-        ("pipeline-parallel-size", parallel.pipeline_parallel_size),
-        ("data-parallel-size", parallel.data_parallel_size),
-        ("data-parallel-start-rank", parallel.data_parallel_start_rank),
-        ("nnodes", parallel.nnodes),
-        ("node-rank", parallel.node_rank),
-        ("ranks-per-device", parallel.ranks_per_device),
+        ("tensor-parallel-size", Some(*tensor_parallel_size)),
+        ("pipeline-parallel-size", Some(*pipeline_parallel_size)),
+        ("data-parallel-size", Some(*data_parallel_size)),
+        ("data-parallel-size-local", *data_parallel_size_local),
+        ("data-parallel-start-rank", Some(*data_parallel_start_rank)),
+        ("nnodes", Some(*nnodes)),
+        ("node-rank", Some(*node_rank)),
+        ("ranks-per-device", Some(*ranks_per_device)),
     ];
     for (name, number) in numbers {
-        add(name, number.to_string().into());
+        if let Some(number) = number {
+            add(name, number.to_string().into());
+        }
     }
-    if let Some(local) = parallel.data_parallel_size_local {
-        add("data-parallel-size-local", local.to_string().into());
+    if let Some(device) = args.place.device.to_possible_value() {
+        add("device", device.get_name().into());
     }
     list
 }

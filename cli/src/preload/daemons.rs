@@ -3,32 +3,41 @@
 use crate::args::PreloadArgs;
 use crate::error::CliError;
 use crate::node::{self, LocalRank};
-use std::os::fd::AsFd;
+use crate::owners::remove_stale_control;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 use weightd_blocking::request::request;
 use weightd_core::content::Key;
 use weightd_core::machine::Held;
 use weightd_core::time::Span;
 use weightd_core::wire::Message;
-use weightd_core::wire::message::{DaemonInfo, GetStatus};
-use weightd_socket::listen::Pending;
+use weightd_core::wire::message::{DaemonInfo, GetStatus, ServerStatus};
+use weightd_socket::listen::{self, Pending};
 use weightd_socket::lock::{Lock, LockError, Owner, read_owner};
 use weightd_socket::path::control_path;
 
-/// Everything that a launcher owns in its directory.
+/// How long an owner may take to say who it is: one that has just started has not written that
+/// yet, and one that is ending holds its lock for a moment longer.
+const OWNER_SHOWS_WITHIN: Duration = Duration::from_secs(2);
+
+/// Everything that a launcher owns in its directory. Dropping it removes every name; the locks are
+/// freed last.
 #[derive(Debug)]
 pub struct Daemons {
-    pub claims: Vec<Claim>,
     pub control: Control,
+    pub claims: Vec<Claim>,
 }
 
 /// The right to one daemon's name, and the socket that will get it.
 #[derive(Debug)]
 pub struct Claim {
     pub info: DaemonInfo,
-    pub lock: Lock,
+    lock: Lock,
     /// Until it has its name.
-    pub pending: Option<Pending>,
+    pending: Option<Pending>,
 }
 
 /// The private socket between a launcher and its server. It belongs to the launcher, so that a new
@@ -36,8 +45,8 @@ pub struct Claim {
 #[derive(Debug)]
 pub struct Control {
     pub path: PathBuf,
-    pub lock: Lock,
-    pub listener: std::os::fd::OwnedFd,
+    pub listener: OwnedFd,
+    lock: Option<Lock>,
 }
 
 /// Locks every name, or none.
@@ -50,12 +59,6 @@ pub fn claim(
     let mut claims = Vec::with_capacity(ranks.len());
     for (rank, key) in ranks.iter().zip(keys) {
         let socket = node::socket_of(dir, rank, args.model.parallel.ranks_per_device, &args.place)?;
-        let stale = read_owner(&socket);
-        let lock = Lock::acquire(&socket).map_err(|error| taken(dir, error))?;
-        if let Some(stale) = stale {
-            remove_stale_control(dir, &stale);
-        }
-        let pending = Some(Pending::bind(&lock).map_err(CliError::failure)?);
         let info = DaemonInfo {
             socket: socket.display().to_string(),
             global_rank: rank.placement.global_rank,
@@ -63,28 +66,27 @@ pub fn claim(
             no_release: args.no_release,
             key,
         };
-        claims.push(Claim { info, lock, pending });
+        claims.push(Claim::new(dir, &socket, info)?);
     }
-    let control = bind_control(dir)?;
-    let name = control
-        .path
-        .file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned();
+    let control = Control::bind(dir)?;
     let owner = Owner {
-        control: name,
+        control: control
+            .path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned(),
         pid: std::process::id(),
     };
     for claim in &claims {
         claim.lock.write_owner(&owner).map_err(CliError::failure)?;
     }
-    Ok(Daemons { claims, control })
+    Ok(Daemons { control, claims })
 }
 
 impl Daemons {
     /// Copies of all descriptors, for the vault.
-    pub fn held(&self) -> std::io::Result<Vec<Held<std::os::fd::OwnedFd>>> {
+    pub fn held(&self) -> io::Result<Vec<Held<OwnedFd>>> {
         let hold = |claim: &Claim| {
             let pending = claim
                 .pending
@@ -108,58 +110,96 @@ impl Daemons {
         }
         Ok(())
     }
+}
 
-    /// Removes every name. What cannot be removed is another's by now.
-    pub fn remove(self) {
-        for claim in self.claims {
-            let _ = weightd_socket::listen::remove(&claim.lock);
+impl Claim {
+    fn new(dir: &Path, socket: &Path, info: DaemonInfo) -> Result<Claim, CliError> {
+        let (lock, stale) = lock(dir, socket)?;
+        if let Some(stale) = stale {
+            remove_stale_control(&dir.join(stale.control));
         }
-        let _ = weightd_socket::listen::remove(&self.control.lock);
-        let _ = self.control.lock.remove();
+        let pending = Some(Pending::bind(&lock).map_err(CliError::failure)?);
+        Ok(Claim { info, lock, pending })
     }
 }
 
-fn bind_control(dir: &Path) -> Result<Control, CliError> {
-    let number = getrandom::u64().map_err(CliError::failure)?;
-    let path = control_path(dir, number).map_err(CliError::usage)?;
-    let lock = Lock::acquire(&path).map_err(CliError::failure)?;
-    let pending = Pending::bind(&lock).map_err(CliError::failure)?;
-    let listener = pending.publish(&lock).map_err(CliError::failure)?;
-    Ok(Control { path, lock, listener })
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // What cannot be removed is another's by now.
+        let _ = listen::remove(&self.lock);
+    }
 }
 
-/// The control socket of a launcher whose lock is free now, so that it and its server are dead.
-fn remove_stale_control(dir: &Path, stale: &Owner) {
-    let path = dir.join(&stale.control);
-    if let Ok(lock) = Lock::acquire(&path) {
-        let _ = weightd_socket::listen::remove(&lock);
-        let _ = lock.remove();
+impl Control {
+    fn bind(dir: &Path) -> Result<Control, CliError> {
+        let number = getrandom::u64().map_err(CliError::failure)?;
+        let path = control_path(dir, number).map_err(CliError::usage)?;
+        let lock = Lock::acquire(&path).map_err(CliError::failure)?;
+        let bound = Pending::bind(&lock).and_then(|pending| pending.publish(&lock));
+        match bound {
+            Ok(listener) => Ok(Control {
+                path,
+                listener,
+                lock: Some(lock),
+            }),
+            Err(error) => {
+                let _ = lock.remove();
+                Err(CliError::failure(error))
+            }
+        }
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        // What cannot be removed is not ours any more, and nobody else uses this name.
+        if let Some(lock) = self.lock.take() {
+            let _ = listen::remove(&lock);
+            let _ = lock.remove();
+        }
+    }
+}
+
+/// Takes the right to a name, and says who had it last.
+fn lock(dir: &Path, socket: &Path) -> Result<(Lock, Option<Owner>), CliError> {
+    let until = Instant::now() + OWNER_SHOWS_WITHIN;
+    loop {
+        let owner = read_owner(socket);
+        let error = match Lock::acquire(socket) {
+            Ok(lock) => return Ok((lock, owner)),
+            Err(error @ LockError::AlreadyOwned { .. }) => error,
+            Err(error) => return Err(CliError::failure(error)),
+        };
+        if let Some(owner) = owner
+            && let Some(server) = ask_server(dir, &owner)
+        {
+            return Err(taken(dir, socket, &owner, &server));
+        }
+        if Instant::now() >= until {
+            return Err(CliError::failure(error));
+        }
+        sleep(Duration::from_millis(20));
+    }
+}
+
+/// The server behind an owner's control socket; `None` before it is led for the first time.
+fn ask_server(dir: &Path, owner: &Owner) -> Option<ServerStatus> {
+    match request(&dir.join(&owner.control), GetStatus {}, Span::secs(2)) {
+        Ok(Message::ServerStatus(status)) if status.launcher_pid != 0 || status.daemons != 0 => Some(status),
+        _ => None,
     }
 }
 
 /// Who has the name, and what to do about it.
-fn taken(dir: &Path, error: LockError) -> CliError {
-    let LockError::AlreadyOwned {
-        socket,
-        owner: Some(owner),
-    } = &error
-    else {
-        return CliError::failure(error);
-    };
-    let control = dir.join(&owner.control);
-    let stop = format!("weightd stop --socket-dir {}", dir.display());
-    match request(&control, GetStatus {}, Span::secs(2)) {
-        Ok(Message::ServerStatus(status)) if status.launcher_pid == 0 => CliError::failure(format!(
-            "the server (pid {}) of a launcher that was killed (pid {}) still serves {} and already owns it: end it with `{stop}`",
-            status.pid,
-            owner.pid,
-            socket.display()
-        )),
-        Ok(Message::ServerStatus(status)) => CliError::failure(format!(
-            "launcher {} already owns {}: stop it with `{stop}`, or choose another --instance",
-            status.launcher_pid,
-            socket.display()
-        )),
-        _ => CliError::failure(error),
-    }
+fn taken(dir: &Path, socket: &Path, owner: &Owner, server: &ServerStatus) -> CliError {
+    let (dir, socket) = (dir.display(), socket.display());
+    CliError::Failure(match server.launcher_pid {
+        0 => format!(
+            "the server (pid {}) of a launcher that was killed (pid {}) still serves and already owns {socket}: end it with `weightd stop --socket-dir {dir}`",
+            server.pid, owner.pid
+        ),
+        launcher => format!(
+            "launcher {launcher} already owns {socket}: stop it with `weightd stop --socket-dir {dir}`, or choose another --instance"
+        ),
+    })
 }

@@ -4,9 +4,9 @@ use super::children::{describe, spawn_loader, spawn_server};
 use super::daemons::Daemons;
 use crate::args::PreloadArgs;
 use crate::error::CliError;
+use crate::output::say;
 use crate::signals::Signals;
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode};
@@ -22,9 +22,9 @@ use weightd_socket::credentials::our_uid;
 
 /// How long a server may take to end when it is asked.
 const SERVER_ENDS_WITHIN: Duration = Duration::from_secs(3);
-/// A server that lived this long was healthy: the next restart does not wait.
-const HEALTHY_AFTER: Duration = Duration::from_secs(10);
-/// The longest pause before a server is started again.
+/// A server that dies before it was armed again is started after twice the pause before, up to a
+/// limit.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// How often progress is logged, for each rank.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
@@ -47,74 +47,63 @@ pub struct Launcher {
 
 struct Server {
     child: Option<Child>,
-    started: Instant,
-    /// Deaths in a row.
+    /// Deaths since it was armed last.
     deaths: u32,
     restart_at: Option<Instant>,
 }
 
 /// Why the launcher ends.
 enum End {
-    Signal(u8),
+    Signal,
     Asked,
     Failed(String),
 }
 
 impl Launcher {
-    /// Starts server and loader. Whatever was started is ended again when that fails.
+    /// Starts server and loader. Whatever was started ends when this fails, or when what it
+    /// returns is dropped.
     pub fn start(
         args: &PreloadArgs,
+        log: &str,
         dir: &Path,
         daemons: Daemons,
         signals: Signals,
     ) -> Result<Launcher, CliError> {
-        let clock = Clock::start();
         let epoch = getrandom::u64().map_err(CliError::failure)?;
         let held = daemons.held().map_err(CliError::failure)?;
-        let mut driver =
-            Driver::new(Vault::new(std::process::id(), epoch, held)).map_err(CliError::failure)?;
+        let vault = Vault::new(std::process::id(), epoch, held);
+        let mut driver = Driver::new(vault).map_err(CliError::failure)?;
         let signalled = driver.watch(&signals).map_err(CliError::failure)?;
-        let server = Server {
-            child: None,
-            started: Instant::now(),
-            deaths: 0,
-            restart_at: None,
-        };
         let mut launcher = Launcher {
             args: args.clone(),
-            log: std::env::var("WEIGHTD_LOG").unwrap_or_else(|_| "info".to_owned()),
+            log: log.to_owned(),
             dir: dir.to_owned(),
-            clock,
+            clock: Clock::start(),
             driver,
             signals,
             signalled,
             daemons,
-            server,
+            server: Server {
+                child: None,
+                deaths: 0,
+                restart_at: None,
+            },
             loader: None,
             load_failure: None,
             progress: BTreeMap::new(),
             ready: false,
         };
-        let started = launcher.start_server().and_then(|()| launcher.start_loader());
-        match started {
-            Ok(()) => Ok(launcher),
-            Err(error) => {
-                launcher.end_all();
-                Err(error)
-            }
-        }
+        launcher.start_server()?;
+        launcher.start_loader()?;
+        Ok(launcher)
     }
 
     /// Runs until a signal, a request or a failure ends it; leaves no socket and no process.
     pub fn run(mut self) -> Result<ExitCode, CliError> {
-        let end = match self.supervise() {
-            Ok(end) => end,
-            Err(error) => End::Failed(error.to_string()),
-        };
-        self.end_all();
-        match end {
-            End::Signal(number) => Ok(ExitCode::from(128 + number)),
-            End::Asked => Ok(ExitCode::SUCCESS),
+        match self.supervise()? {
+            End::Signal => Ok(self.signals.exit_code()),
+            End::Asked if self.ready => Ok(ExitCode::SUCCESS),
+            End::Asked => Err(CliError::failure("asked to stop before all weights were loaded")),
             End::Failed(why) => Err(CliError::Failure(why)),
         }
     }
@@ -128,7 +117,7 @@ impl Launcher {
                 }
             }
             if turn.watched.contains(&self.signalled) && self.signals.take() > 0 {
-                return Ok(End::Signal(self.signals.last()));
+                return Ok(End::Signal);
             }
             let mut timeout = self.clock.until(turn.wake_at);
             if let Some(at) = self.server.restart_at {
@@ -145,9 +134,15 @@ impl Launcher {
 
     fn handle(&mut self, event: VaultEvent) -> Result<Option<End>, CliError> {
         match event {
-            VaultEvent::Armed { complete } if complete && !self.ready => self.announce()?,
-            VaultEvent::Armed { .. } if self.ready => info!("re-armed: the server serves again"),
-            VaultEvent::Armed { .. } => {}
+            VaultEvent::Armed { complete } if !self.ready => {
+                if complete {
+                    self.announce()?;
+                }
+            }
+            VaultEvent::Armed { .. } => {
+                self.server.deaths = 0;
+                info!("re-armed: the server serves again");
+            }
             VaultEvent::ServerGone { why } => return Ok(self.server_gone(&why)),
             VaultEvent::LoaderGone => return Ok(self.loader_gone()),
             VaultEvent::LoadFailed { why } => self.load_failure = Some(why),
@@ -189,16 +184,14 @@ impl Launcher {
             );
         }
         let parallel = &self.args.model.parallel;
-        let mut stdout = std::io::stdout();
-        let line = format!(
+        // A closed stdout is no reason to stop serving.
+        let _ = say(format_args!(
             "READY node {}/{} ranks {} roles 1 dir {}",
             parallel.node_rank,
             parallel.nnodes,
             self.daemons.claims.len(),
             self.dir.display()
-        );
-        // A closed stdout is no reason to stop serving.
-        let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
+        ));
         Ok(())
     }
 
@@ -223,7 +216,6 @@ impl Launcher {
         let listener = self.daemons.control.listener.try_clone().map_err(failed)?;
         let child = spawn_server(&self.daemons.control.path, listener, &self.log).map_err(failed)?;
         self.server.child = Some(child);
-        self.server.started = Instant::now();
         let (socket, peer) = connect(&self.daemons.control.path).map_err(CliError::failure)?;
         self.driver
             .add(self.clock.now(), socket, Origin::Server, peer)
@@ -266,19 +258,23 @@ impl Launcher {
                 "the server died before it was ready: it {why}"
             )));
         }
-        let healthy = self.server.started.elapsed() >= HEALTHY_AFTER;
-        self.server.deaths = if healthy { 1 } else { self.server.deaths + 1 };
         let pause = match self.server.deaths {
-            1 => Duration::ZERO,
-            deaths => LONGEST_PAUSE.min(Duration::from_millis(50) * 2u32.pow(deaths.min(10))),
+            0 => Duration::ZERO,
+            deaths => LONGEST_PAUSE.min(FIRST_PAUSE * 2u32.pow(deaths.min(10))),
         };
+        self.server.deaths += 1;
         warn!("the server {why}; starting another in {} ms", pause.as_millis());
         self.server.restart_at = Some(Instant::now() + pause);
         None
     }
 
     fn loader_gone(&mut self) -> Option<End> {
-        let status = self.loader.take()?.wait();
+        let mut loader = self.loader.take()?;
+        if self.load_failure.is_some() {
+            // It may have been given up for what it sent.
+            let _ = loader.kill();
+        }
+        let status = loader.wait();
         let loaded = self.driver.machine().is_loaded();
         match (self.load_failure.take(), status) {
             (Some(why), _) if !loaded => Some(End::Failed(why)),
@@ -297,9 +293,32 @@ impl Launcher {
         }
     }
 
-    /// Ends everything in order: no more loading, no new engines, the server, then the names. A
-    /// second signal ends it at once.
-    fn end_all(mut self) {
+    /// Lets the server answer whoever asked for the end. A second signal does not wait for it.
+    fn ask_server_to_end(&mut self) {
+        let until = Instant::now() + SERVER_ENDS_WITHIN;
+        self.driver.machine_mut().stop_server(self.clock.now());
+        loop {
+            let Ok(turn) = self.driver.turn(self.clock.now()) else {
+                return;
+            };
+            let gone = |event: &VaultEvent| matches!(event, VaultEvent::ServerGone { .. });
+            let again = turn.watched.contains(&self.signalled) && self.signals.take() > 0;
+            let left = until.saturating_duration_since(Instant::now());
+            if turn.events.iter().any(gone) || again || left.is_zero() {
+                return;
+            }
+            let wake_at = self.clock.until(turn.wake_at).map_or(left, |wake| wake.min(left));
+            if self.driver.wait(Some(wake_at)).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Launcher {
+    /// Ends everything in order: no more loading, then the server; the names go last, with the
+    /// daemons.
+    fn drop(&mut self) {
         if let Some(mut loader) = self.loader.take() {
             let _ = loader.kill();
             let _ = loader.wait();
@@ -309,31 +328,6 @@ impl Launcher {
             // Gone already, unless it did not listen.
             let _ = server.kill();
             let _ = server.wait();
-        }
-        self.daemons.remove();
-    }
-
-    fn ask_server_to_end(&mut self) {
-        let until = Instant::now() + SERVER_ENDS_WITHIN;
-        self.driver.machine_mut().stop_server(self.clock.now());
-        while let left = until.saturating_duration_since(Instant::now())
-            && !left.is_zero()
-        {
-            let Ok(turn) = self.driver.turn(self.clock.now()) else {
-                return;
-            };
-            let gone = turn
-                .events
-                .iter()
-                .any(|event| matches!(event, VaultEvent::ServerGone { .. }));
-            let again = turn.watched.contains(&self.signalled) && self.signals.take() > 0;
-            let idle = self
-                .driver
-                .wait(Some(left.min(Duration::from_millis(100))))
-                .is_err();
-            if gone || again || idle {
-                return;
-            }
         }
     }
 }

@@ -4,36 +4,27 @@ mod children;
 mod daemons;
 mod launcher;
 
-use crate::args::PreloadArgs;
+use crate::args::{DeviceArg, PreloadArgs};
+use crate::devices::Finder;
 use crate::error::CliError;
 use crate::node;
 use crate::signals::Signals;
 use std::process::ExitCode;
-use weightd_checkpoint::{Checkpoint, NodePlan};
-use weightd_core::content::HandleKind;
-use weightd_socket::dir::SocketDir;
+use weightd_gpu::DeviceKind;
 
-pub fn run(args: &PreloadArgs) -> Result<ExitCode, CliError> {
+pub fn run(args: &PreloadArgs, log: &str) -> Result<ExitCode, CliError> {
     let signals = Signals::catch().map_err(CliError::failure)?;
-    let ranks = node::local_ranks(&args.model.parallel, args.place.device)?;
     // Everything that can be refused is refused before anything is started.
-    let checkpoint = Checkpoint::open(&args.model.model).map_err(CliError::failure)?;
-    let placed: Vec<_> = ranks
-        .iter()
-        .map(|rank| (rank.placement, rank.device.uuid()))
-        .collect();
-    NodePlan::new(
-        &checkpoint,
-        &node::parallel(&args.model.parallel),
-        &placed,
-        HandleKind::Memfd,
-    )
-    .map_err(CliError::failure)?;
-    let dir = SocketDir::create(
-        args.place.socket_dir.as_deref(),
-        node::socket_dir_variable().as_deref(),
-    )
-    .map_err(CliError::failure)?;
+    let ranks = node::local_ranks(&args.model.parallel, args.place.device, Finder::Child)?;
+    let mut args = args.clone();
+    // The loader takes what was found, whatever it would find itself.
+    args.place.device = match ranks.first().map(|rank| rank.device.kind()) {
+        Some(DeviceKind::Cuda) => DeviceArg::Cuda,
+        _ => DeviceArg::Cpu,
+    };
+    let args = &args;
+    let (checkpoint, _) = node::open_and_plan(&args.model, &ranks)?;
+    let dir = node::create_dir(&args.place).map_err(CliError::failure)?;
     let identity = checkpoint.identity();
     let keys = ranks
         .iter()
@@ -42,6 +33,5 @@ pub fn run(args: &PreloadArgs) -> Result<ExitCode, CliError> {
     drop(checkpoint);
 
     let daemons = daemons::claim(dir.path(), args, &ranks, keys)?;
-    let launcher = launcher::Launcher::start(args, dir.path(), daemons, signals)?;
-    launcher.run()
+    launcher::Launcher::start(args, log, dir.path(), daemons, signals)?.run()
 }

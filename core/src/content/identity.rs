@@ -49,6 +49,13 @@ impl DeviceUuid {
     pub fn hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
+
+    /// Reads what [`hex`](DeviceUuid::hex) writes.
+    pub fn from_hex(text: &str) -> Option<DeviceUuid> {
+        let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = u128::from_str_radix(text, 16).ok().filter(|_| digits)?;
+        Some(DeviceUuid(number.to_be_bytes()))
+    }
 }
 
 impl fmt::Display for DeviceUuid {

@@ -26,18 +26,18 @@ impl Cast {
     }
 
     /// The width of a source element in bytes.
-    pub fn from_bytes(self) -> u64 {
+    pub fn source_element(self) -> u64 {
         self.from.bytes()
     }
 
     /// The width of a destination element in bytes.
-    pub fn to_bytes(self) -> u64 {
+    pub fn result_element(self) -> u64 {
         self.to.bytes()
     }
 
     /// The bytes that `source` bytes of whole elements become; `None` on overflow.
     pub fn scale(self, source: u64) -> Option<u64> {
-        (source / self.from_bytes()).checked_mul(self.to_bytes())
+        (source / self.source_element()).checked_mul(self.result_element())
     }
 
     /// Casts the little-endian elements of `source` into `destination`.

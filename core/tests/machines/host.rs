@@ -1,7 +1,7 @@
 //! A process around a machine: it drains outputs as the contract says.
 
 use crate::ledger::Fd;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use weightd_core::machine::{ConnId, DiscardId, Machine, Output};
 use weightd_core::time::Now;
 use weightd_core::wire::message::DaemonId;
@@ -13,7 +13,9 @@ pub struct Host<M: Machine<Fd>> {
     /// Handed out and not closed yet.
     pub discards: Vec<(DiscardId, Fd)>,
     pub listening: BTreeMap<DaemonId, Fd>,
-    pub closed: Vec<ConnId>,
+    pub closed: BTreeSet<ConnId>,
+    /// Closed, and the world does not know yet.
+    pub closing: Vec<ConnId>,
     pub wake_at: Option<Now>,
     pub accepting: bool,
 }
@@ -26,7 +28,8 @@ impl<M: Machine<Fd>> Host<M> {
             events: Vec::new(),
             discards: Vec::new(),
             listening: BTreeMap::new(),
-            closed: Vec::new(),
+            closed: BTreeSet::new(),
+            closing: Vec::new(),
             wake_at: None,
             accepting: true,
         };
@@ -41,6 +44,19 @@ impl<M: Machine<Fd>> Host<M> {
         result
     }
 
+    /// Lets time pass, where it has.
+    pub fn tick(&mut self, now: Now) -> bool {
+        let due = self.wake_at.is_some_and(|at| at <= now);
+        if due {
+            self.input(|machine| machine.tick(now));
+            assert!(
+                self.wake_at.is_none_or(|at| at > now),
+                "a tick deals with every deadline that passed"
+            );
+        }
+        due
+    }
+
     fn drain(&mut self) {
         loop {
             match self.machine.poll() {
@@ -50,8 +66,8 @@ impl<M: Machine<Fd>> Host<M> {
                 }
                 Output::Close { conn } => {
                     self.interest.remove(&conn);
-                    assert!(!self.closed.contains(&conn), "{conn:?} is closed once");
-                    self.closed.push(conn);
+                    assert!(self.closed.insert(conn), "{conn:?} is closed once");
+                    self.closing.push(conn);
                 }
                 Output::Listen { daemon, listener } => {
                     assert!(self.listening.insert(daemon, listener).is_none());

@@ -40,7 +40,10 @@ impl Ledger {
     }
 
     pub fn memory(&self, bytes: u64) -> Fd {
-        self.open(Facts { file: FileKind::Memory { sealed: true }, size: bytes })
+        self.open(Facts {
+            file: FileKind::Memory { sealed: true },
+            size: bytes,
+        })
     }
 
     /// How many descriptors of this file are open anywhere.
@@ -69,7 +72,13 @@ impl Ledger {
         let id = books.next;
         books.next += 1;
         books.live.insert(id, file);
-        Fd { id, file, facts, strict: false, ledger: self.clone() }
+        Fd {
+            id,
+            file,
+            facts,
+            strict: false,
+            ledger: self.clone(),
+        }
     }
 }
 

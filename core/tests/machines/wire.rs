@@ -38,11 +38,17 @@ pub struct Pipe {
 
 impl Pipe {
     pub fn new(capacity: usize) -> Pipe {
-        Pipe { segments: VecDeque::new(), capacity, ended: false, broken: false }
+        Pipe {
+            segments: VecDeque::new(),
+            capacity,
+            ended: false,
+            broken: false,
+        }
     }
 
     pub fn room(&self) -> usize {
-        self.capacity.saturating_sub(self.segments.iter().map(|segment| segment.bytes.len()).sum())
+        self.capacity
+            .saturating_sub(self.segments.iter().map(|segment| segment.bytes.len()).sum())
     }
 
     pub fn is_empty(&self) -> bool {
@@ -51,14 +57,19 @@ impl Pipe {
 
     pub fn write(&mut self, bytes: &[u8], descriptors: Vec<Fd>) {
         assert!(!bytes.is_empty(), "descriptors need a byte to ride with");
-        self.segments.push_back(Segment { bytes: bytes.iter().copied().collect(), descriptors });
+        self.segments.push_back(Segment {
+            bytes: bytes.iter().copied().collect(),
+            descriptors,
+        });
     }
 
     /// One `recvmsg`: it merges segments, but stops after one with descriptors.
     pub fn read(&mut self, most: usize) -> (Vec<u8>, Vec<(Facts, Fd)>) {
         let (mut bytes, mut descriptors) = (Vec::new(), Vec::new());
         while bytes.len() < most && descriptors.is_empty() {
-            let Some(segment) = self.segments.front_mut() else { break };
+            let Some(segment) = self.segments.front_mut() else {
+                break;
+            };
             descriptors.extend(segment.descriptors.drain(..).map(|fd| (fd.facts, fd)));
             let take = segment.bytes.len().min(most - bytes.len());
             bytes.extend(segment.bytes.drain(..take));

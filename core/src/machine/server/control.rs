@@ -177,6 +177,10 @@ impl<F> Server<F> {
     /// A launcher is asked first, since it would bring an ended server back. Who asked may stay
     /// until the end.
     fn stop_request(&mut self, now: Now, id: ConnId, request: u32, by_leader: bool) {
+        if !self.was_led {
+            let why = "this server has just started and has no launcher yet: try again";
+            return self.refuse(id, request, ErrorCode::Busy, why);
+        }
         self.answer(id, request, Stopping {});
         if by_leader || self.leader.is_none() {
             return self.stop(now, !by_leader);

@@ -113,7 +113,7 @@ fn only_floating_types_of_16_and_32_bits_cast() {
     assert_eq!(Cast::new(Dtype::F32, Dtype::F8_E4M3), None);
     let cast = Cast::new(Dtype::F32, Dtype::BF16).unwrap();
     assert_eq!(
-        (cast.from_bytes(), cast.to_bytes(), cast.scale(12)),
+        (cast.source_element(), cast.result_element(), cast.scale(12)),
         (4, 2, Some(6))
     );
     assert_eq!(Cast::new(Dtype::F16, Dtype::F32).unwrap().scale(u64::MAX), None);

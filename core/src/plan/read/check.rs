@@ -142,7 +142,7 @@ fn check_part(source_index: usize, source: &Source, part: &Part) -> Result<(), R
     }
     let whole = |bytes: u64| element != 0 && bytes.is_multiple_of(element);
     let pitch_whole = from.rows == 1 || whole(from.pitch);
-    let cast_whole = part.cast.is_none_or(|cast| cast.from_bytes() == element);
+    let cast_whole = part.cast.is_none_or(|cast| cast.source_element() == element);
     if !(whole(from.start) && whole(from.width) && pitch_whole && cast_whole) {
         return Err(ReadPlanError::SplitsElement {
             source_index,

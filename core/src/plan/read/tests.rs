@@ -86,7 +86,7 @@ fn plans() -> impl Strategy<Value = ReadPlan> {
 
 fn part(want: &Wanted, element: u64, region: &mut u64) -> Part {
     let cast = want.cast.and_then(|cast| Cast::new(CASTS[cast].0, CASTS[cast].1));
-    let cast = cast.filter(|cast| cast.from_bytes() == element);
+    let cast = cast.filter(|cast| cast.source_element() == element);
     let from = Rect {
         start: want.start * element,
         pitch: (want.width + want.gap) * element,

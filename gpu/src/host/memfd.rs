@@ -1,6 +1,7 @@
 //! Anonymous files whose bytes can be fixed for ever.
 
-use crate::{MemoryError, room};
+use super::room;
+use crate::MemoryError;
 use rustix::fs::{self, FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::{self, Errno};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

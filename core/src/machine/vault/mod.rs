@@ -3,16 +3,16 @@
 //! It lives in the launcher. It names generations, holds every descriptor (lock, listener,
 //! manifest, regions), arms a server with them, and arms the next one when that server dies.
 
+mod messages;
+
 use super::link::Link;
 use super::reap::{Bundle, DiscardId, Reaper};
-use super::{ConnId, Machine, Origin, Outgoing, Output, check_descriptors};
-use crate::content::{Comparison, Generation};
+use super::{ConnId, Machine, Origin, Outgoing, Output};
+use crate::content::Generation;
 use crate::peer::{Facts, Peer};
 use crate::time::{Now, Span};
-use crate::wire::Frame;
 use crate::wire::message::{
-    ContentInfo, DaemonId, DaemonInfo, Define, ErrorCode, Expects, Holds, Lead, Message, MessageError,
-    Publish, Published, Release, Released, Report, Reported, Stop, Stopping,
+    ContentInfo, DaemonId, DaemonInfo, ErrorCode, Holds, Lead, Message, Released, Stop,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -134,6 +134,8 @@ pub struct Vault<F> {
     conns: BTreeMap<ConnId, Conn<F>>,
     next_conn: u64,
     server: Option<ConnId>,
+    /// Whether the server follows: it is told nothing before.
+    leads: bool,
     was_armed: bool,
     reaper: Reaper<F, ReleaseTicket>,
     output: VecDeque<Output<F, VaultEvent>>,
@@ -156,6 +158,7 @@ impl<F> Vault<F> {
             conns: BTreeMap::new(),
             next_conn: 0,
             server: None,
+            leads: false,
             was_armed: false,
             reaper: Reaper::default(),
             output: VecDeque::new(),
@@ -213,237 +216,6 @@ impl<F> Vault<F> {
         }
     }
 
-    fn frame(&mut self, now: Now, id: ConnId, origin: Origin, frame: Frame<F>) {
-        let Frame {
-            kind,
-            request,
-            body,
-            descriptors,
-        } = frame;
-        let message = match Message::decode(kind, &body) {
-            Ok(message) => message,
-            Err(error) => {
-                self.reaper.bury_all(
-                    descriptors
-                        .into_iter()
-                        .map(|(_, descriptor)| descriptor)
-                        .collect(),
-                );
-                let code = match error {
-                    MessageError::UnknownKind(_) => ErrorCode::UnknownCommand,
-                    _ => ErrorCode::Malformed,
-                };
-                return self.refuse(id, request, code, &error.to_string());
-            }
-        };
-        match (origin, message) {
-            (Origin::Loader, Message::Publish(publish)) => {
-                self.publish(now, id, request, publish, descriptors)
-            }
-            (_, message) if !descriptors.is_empty() => {
-                self.reaper.bury_all(
-                    descriptors
-                        .into_iter()
-                        .map(|(_, descriptor)| descriptor)
-                        .collect(),
-                );
-                let why = format!("a {} message owns no descriptors here", message.name());
-                self.refuse(id, request, ErrorCode::BadDescriptors, &why);
-            }
-            (Origin::Loader, Message::Progress(progress)) => {
-                let (daemon, done, total) = (progress.daemon, progress.done, progress.total);
-                self.event(VaultEvent::Progress { daemon, done, total });
-            }
-            (Origin::Loader, Message::Digest(known)) => {
-                if let Some(holding) = self.holdings.get_mut(&known.daemon) {
-                    holding.info.key.checkpoint.digest = Some(known.digest);
-                    if let Some(conn) = self.server.and_then(|server| self.conns.get_mut(&server)) {
-                        // It has no answer, so none is counted.
-                        conn.link.ask(known, None).expect("a digest fits a frame");
-                    }
-                }
-            }
-            (Origin::Loader, Message::LoadFailed(failed)) => {
-                self.event(VaultEvent::LoadFailed { why: failed.message });
-            }
-            (Origin::Server, message) => self.from_server(now, id, request, message),
-            (_, other) => {
-                let why = format!("unknown command {} ({})", other.kind(), other.name());
-                self.refuse(id, request, ErrorCode::UnknownCommand, &why);
-            }
-        }
-    }
-
-    fn from_server(&mut self, now: Now, id: ConnId, request: u32, message: Message) {
-        let answers = !matches!(
-            message,
-            Message::Release(_) | Message::Report(_) | Message::Stop(_)
-        );
-        if let Some(conn) = self.conns.get_mut(&id)
-            && answers
-        {
-            conn.unanswered = conn.unanswered.saturating_sub(1);
-            conn.heard = now;
-        }
-        match message {
-            Message::Leading(_) => {
-                let daemons: Vec<DaemonId> = self.holdings.keys().copied().collect();
-                for daemon in daemons {
-                    self.define(now, daemon);
-                    self.arm(now, daemon);
-                }
-            }
-            Message::Defined(defined) => {
-                if let Some(holding) = self.holdings.get_mut(&defined.daemon) {
-                    holding.mirrored = holding.content.is_err();
-                }
-            }
-            Message::Published(published) => {
-                if let Some(holding) = self.holdings.get_mut(&published.daemon) {
-                    let current = holding.content.as_ref().ok().map(|content| content.generation);
-                    holding.mirrored = current.is_none_or(|current| current == published.generation);
-                }
-            }
-            Message::Release(release) => self.release(id, request, &release),
-            Message::Report(Report {
-                daemon,
-                generation,
-                import_failed: why,
-            }) => {
-                self.reply(id, request, Reported {});
-                self.event(VaultEvent::ImportFailed {
-                    daemon,
-                    generation,
-                    why,
-                });
-            }
-            Message::Stop(_) => {
-                self.reply(id, request, Stopping {});
-                self.event(VaultEvent::StopRequested);
-            }
-            Message::Stopping(_) => {}
-            Message::Failure(failure) => self.give_up(id, failure.message),
-            other => self.give_up(id, format!("it sent a {} message", other.name())),
-        }
-    }
-
-    /// Gives the server a daemon, with lock and listener.
-    fn define(&mut self, now: Now, daemon: DaemonId) {
-        let Some(holding) = self.holdings.get(&daemon) else {
-            return;
-        };
-        let holds = match &holding.content {
-            Err(holds) => *holds,
-            // It is armed next; until then the server lets nobody in.
-            Ok(content) => Holds::Content(content.generation),
-        };
-        let define = Define {
-            daemon,
-            info: holding.info.clone(),
-            holds,
-        };
-        let ends = Arc::clone(&holding.ends);
-        self.ask_server(now, define, Some(ends));
-    }
-
-    /// Gives the server a daemon's content.
-    fn arm(&mut self, now: Now, daemon: DaemonId) {
-        let Some(Holding {
-            info,
-            content: Ok(content),
-            ..
-        }) = self.holdings.get(&daemon)
-        else {
-            return;
-        };
-        let publish = Publish {
-            daemon,
-            generation: Some(content.generation),
-            expects: Expects::Empty,
-            key: info.key.clone(),
-            content: content.info.clone(),
-        };
-        let descriptors = Arc::clone(&content.descriptors);
-        self.ask_server(now, publish, Some(descriptors));
-    }
-
-    fn publish(
-        &mut self,
-        now: Now,
-        id: ConnId,
-        request: u32,
-        publish: Publish,
-        descriptors: Vec<(Facts, F)>,
-    ) {
-        let checked = check_descriptors(&publish.content, descriptors.iter().map(|(facts, _)| facts));
-        let descriptors = Arc::new(
-            descriptors
-                .into_iter()
-                .map(|(_, descriptor)| descriptor)
-                .collect(),
-        );
-        let daemon = publish.daemon;
-        let refusal = match (self.holdings.get(&daemon), checked) {
-            (None, _) => Some((ErrorCode::Malformed, format!("there is no daemon {daemon}"))),
-            (_, Err(error)) => Some((ErrorCode::BadDescriptors, error.to_string())),
-            (Some(holding), Ok(())) => conflict(holding, &publish).map(|why| (ErrorCode::Conflict, why)),
-        };
-        if let Some((code, why)) = refusal {
-            self.reaper.bury(descriptors, None);
-            return self.refuse(id, request, code, &why);
-        }
-        let generation = Generation {
-            epoch: self.epoch,
-            number: self.next_number,
-        };
-        self.next_number += 1;
-        if let Some(holding) = self.holdings.get_mut(&daemon) {
-            let known = holding.info.key.checkpoint.digest;
-            let same = holding.info.key.compare(&publish.key) == Comparison::Same;
-            holding.info.key = publish.key;
-            // A digest that came before the content is still that of the same files.
-            if same && holding.info.key.checkpoint.digest.is_none() {
-                holding.info.key.checkpoint.digest = known;
-            }
-            holding.mirrored = false;
-            let content = Content {
-                generation,
-                info: publish.content,
-                descriptors,
-            };
-            if let Ok(old) = std::mem::replace(&mut holding.content, Ok(content)) {
-                self.reaper.bury(old.descriptors, None);
-            }
-        }
-        self.was_armed = false;
-        self.reply(id, request, Published { daemon, generation });
-        self.event(VaultEvent::Stored { daemon, generation });
-        self.arm(now, daemon);
-    }
-
-    fn release(&mut self, id: ConnId, request: u32, release: &Release) {
-        let Some(holding) = self.holdings.get_mut(&release.daemon) else {
-            let why = format!("there is no daemon {}", release.daemon);
-            return self.refuse(id, request, ErrorCode::Malformed, &why);
-        };
-        let current = match &holding.content {
-            Ok(content) => content.generation,
-            Err(_) => return self.reply(id, request, Released {}),
-        };
-        if release.generation.is_some_and(|generation| generation != current) {
-            let why = format!("nothing was released: the current generation is {current}");
-            return self.refuse(id, request, ErrorCode::StaleGeneration, &why);
-        }
-        if let Ok(content) = std::mem::replace(&mut holding.content, Err(Holds::Released(current))) {
-            self.reaper
-                .bury(content.descriptors, Some(ReleaseTicket { conn: id, request }));
-        }
-        self.event(VaultEvent::Released {
-            daemon: release.daemon,
-            generation: current,
-        });
-    }
-
     /// Ends the connection to a server that does not do its part.
     fn give_up(&mut self, id: ConnId, why: String) {
         if let Some(mut conn) = self.conns.remove(&id) {
@@ -455,11 +227,16 @@ impl<F> Vault<F> {
 
     fn gone(&mut self, id: ConnId, origin: Origin, why: String) {
         match origin {
-            Origin::Loader if why.is_empty() => self.event(VaultEvent::LoaderGone),
-            Origin::Loader => self.event(VaultEvent::LoadFailed { why }),
+            Origin::Loader => {
+                if !why.is_empty() {
+                    self.event(VaultEvent::LoadFailed { why });
+                }
+                self.event(VaultEvent::LoaderGone);
+            }
             _ => {
                 if self.server == Some(id) {
                     self.server = None;
+                    self.leads = false;
                     self.was_armed = false;
                     for holding in self.holdings.values_mut() {
                         holding.mirrored = false;
@@ -512,26 +289,6 @@ impl<F> Vault<F> {
                 });
             }
         }
-    }
-}
-
-/// Why this publish may not replace what the holding has.
-fn conflict<F>(holding: &Holding<F>, publish: &Publish) -> Option<String> {
-    if publish.generation.is_some() {
-        return Some("only the vault names generations".to_owned());
-    }
-    if let Comparison::Different(fields) = holding.info.key.compare(&publish.key) {
-        return Some(format!(
-            "the content's key differs from the daemon's in {}",
-            fields.join(", ")
-        ));
-    }
-    let current = holding.content.as_ref().ok().map(|content| content.generation);
-    match (publish.expects, current) {
-        (Expects::Empty, None) => None,
-        (Expects::Generation(expected), Some(current)) if expected == current => None,
-        (_, Some(current)) => Some(format!("generation {current} was published meanwhile")),
-        (_, None) => Some("the content that this was to replace is gone".to_owned()),
     }
 }
 

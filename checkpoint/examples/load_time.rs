@@ -1,0 +1,58 @@
+//! Times the load pipeline, without launcher or server:
+//! `load_time MODEL cpu|cuda TP [WORKERS CHUNK_KIB [REPEATS]]`, all ranks on one device.
+//!
+//! The context is made and the plan is ready before the clock starts.
+
+use std::env;
+use std::num::NonZero;
+use std::path::Path;
+use std::time::Instant;
+use weightd_checkpoint::{Checkpoint, LoadOptions, NodePlan, Progress, load};
+use weightd_core::content::HandleKind;
+use weightd_core::plan::placement::{Node, Parallel, place};
+use weightd_gpu::Device;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let [model, kind, tp, rest @ ..] = args.as_slice() else {
+        return Err("usage: load_time MODEL cpu|cuda TP [WORKERS CHUNK_KIB [REPEATS]]".into());
+    };
+    let repeats: usize = rest.get(2).map_or(Ok(3), |text| text.parse())?;
+    let parallel = Parallel {
+        tensor: tp.parse()?,
+        pipeline: 1,
+        data: 1,
+    };
+    let start = Instant::now();
+    let (device, handle) = match kind.as_str() {
+        "cuda" => (Device::cuda()?[0], HandleKind::CudaFd),
+        _ => (Device::host(0), HandleKind::Memfd),
+    };
+    let mut options = LoadOptions::of(device.kind());
+    if let [workers, chunk, ..] = rest {
+        options.workers = workers.parse::<NonZero<usize>>()?;
+        options.chunk_bytes = chunk.parse::<u64>()? << 10;
+    }
+    let _opened = device.open()?;
+    println!("device ready in {:?}", start.elapsed());
+    let start = Instant::now();
+    let checkpoint = Checkpoint::open(Path::new(model))?;
+    let ranks: Vec<_> = place(&parallel, &Node::single(1))?
+        .into_iter()
+        .map(|placement| (placement, device.uuid()))
+        .collect();
+    let plan = NodePlan::new(&checkpoint, &parallel, &ranks, handle)?;
+    let devices = vec![device; ranks.len()];
+    println!("planned in {:?}", start.elapsed());
+    for _ in 0..repeats {
+        let stats = load(&checkpoint, &plan, &devices, &options, &Progress::new(&plan))?.stats;
+        let (gb, seconds) = (stats.bytes_read as f64 / 1e9, stats.duration.as_secs_f64());
+        println!(
+            "{kind} tp {tp} workers {} chunk {} KiB: {gb:.2} GB read in {seconds:.3} s, {:.2} GB/s",
+            options.workers,
+            options.chunk_bytes >> 10,
+            gb / seconds
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,59 @@
+//! An engine in the test's own process, whose memory can be looked at later.
+
+use crate::harness::Site;
+use std::path::{Path, PathBuf};
+use weightd_blocking::client::{Attached, Engine, attach};
+use weightd_checkpoint::{Checkpoint, KeyOptions, Rank};
+use weightd_core::content::{Key, Role};
+use weightd_core::machine::{AttachOptions, Fault};
+use weightd_core::plan::placement::Parallel;
+use weightd_gpu::Weights;
+use weightd_socket::credentials::our_uid;
+
+/// Maps rank 0, as an engine that embeds weightd does.
+#[track_caller]
+pub fn map(site: &Site, model: &Path, tp: u32) -> Attached {
+    let status = site.status();
+    let daemon = status.iter().find(|daemon| daemon["global_rank"] == 0).unwrap();
+    let socket = PathBuf::from(daemon["socket"].as_str().unwrap());
+    let options = AttachOptions::new(our_uid().unwrap());
+    attach(&socket, options, key(model, tp), &mut Mapper).unwrap()
+}
+
+/// The key of rank 0, without options.
+pub fn key(model: &Path, tp: u32) -> Key {
+    let checkpoint = Checkpoint::open(model).unwrap();
+    let options = KeyOptions {
+        tp_size: tp,
+        ..KeyOptions::default()
+    };
+    let rank = Rank { dp: 0, pp: 0, tp: 0 };
+    options
+        .key(&checkpoint, checkpoint.identity(), rank, Role::Target)
+        .unwrap()
+}
+
+/// That what [`map`] mapped is what the checkpoint holds.
+#[track_caller]
+pub fn assert_intact(attached: &Attached, model: &Path, tp: u32) {
+    let checkpoint = Checkpoint::open(model).unwrap();
+    let parallel = Parallel {
+        tensor: tp,
+        pipeline: 1,
+        data: 1,
+    };
+    let verified = weightd_checkpoint::verify(&checkpoint, &parallel, 0, &attached.weights).unwrap();
+    assert!(verified.bytes > 0);
+}
+
+struct Mapper;
+
+impl Engine for Mapper {
+    fn digest(&mut self) -> Result<[u8; 32], String> {
+        Err("the daemon loaded these very files".to_owned())
+    }
+
+    fn copy(&mut self, _weights: &Weights) -> Result<(), Fault> {
+        Err(Fault::Other("mapping copies nothing".to_owned()))
+    }
+}

@@ -1,0 +1,208 @@
+//! Clients that break every rule, against good ones beside them.
+
+use crate::harness::*;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::io::{ErrorKind, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+use weightd_checkpoint::{Checkpoint, KeyOptions, Rank};
+use weightd_core::content::Role;
+use weightd_core::wire::Message;
+use weightd_core::wire::frame::{HEADER_BYTES, Header};
+use weightd_core::wire::message::{ErrorCode, GetMemory, GetState, GetStatus};
+
+fn socket(site: &Site) -> PathBuf {
+    PathBuf::from(site.status()[0]["socket"].as_str().unwrap())
+}
+
+fn frame(message: impl Into<Message>, request: u32) -> Vec<u8> {
+    let message = message.into();
+    let body = message.encode().unwrap();
+    let header = Header {
+        kind: message.kind(),
+        request,
+        body: body.len(),
+        descriptors: 0,
+    };
+    [&header.encode()[..], &body].concat()
+}
+
+/// A request for the content that the daemon will grant.
+fn get_state() -> Vec<u8> {
+    let checkpoint = Checkpoint::open(&model("qwen3")).unwrap();
+    let rank = Rank { dp: 0, pp: 0, tp: 0 };
+    let key = KeyOptions::default()
+        .key(&checkpoint, checkpoint.identity(), rank, Role::Target)
+        .unwrap();
+    frame(
+        GetState {
+            key,
+            is_reload: false,
+        },
+        1,
+    )
+}
+
+/// Reads until the daemon closes, and returns the failures that it sent before.
+fn failures(mut stream: UnixStream) -> Vec<ErrorCode> {
+    let mut bytes = Vec::new();
+    match stream.read_to_end(&mut bytes) {
+        Ok(_) => {}
+        // What it had not read when it closed.
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
+    }
+    let (mut rest, mut codes) = (&bytes[..], Vec::new());
+    while !rest.is_empty() {
+        let header = Header::decode(rest).unwrap().unwrap();
+        let body = &rest[HEADER_BYTES..HEADER_BYTES + header.body];
+        if let Ok(Message::Failure(failure)) = Message::decode(header.kind, body) {
+            assert_eq!(failure.message.lines().count(), 1, "{}", failure.message);
+            codes.push(ErrorCode::from_number(failure.code));
+        }
+        rest = &rest[HEADER_BYTES + header.body..];
+    }
+    codes
+}
+
+fn send(stream: &UnixStream, bytes: &[u8], descriptors: usize) {
+    let fds = vec![stream.as_fd(); descriptors];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if descriptors > 0 {
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    }
+    let sent = sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
+    assert_eq!(sent, bytes.len());
+}
+
+#[test]
+fn who_breaks_the_protocol_is_told_why_and_put_out_alone() {
+    let (site, qwen) = (Site::new(), model("qwen3"));
+    let launcher = site.preload(&qwen, 1, &[]);
+    let server = launcher.child("server");
+    let socket = socket(&site);
+    let connect = || UnixStream::connect(&socket).unwrap();
+    let status = frame(GetStatus {}, 1);
+    let announced = |body: u32, descriptors: u16| {
+        let mut header = status[..HEADER_BYTES].to_vec();
+        header[12..16].copy_from_slice(&body.to_le_bytes());
+        header[16..18].copy_from_slice(&descriptors.to_le_bytes());
+        header
+    };
+    let mut other_major = status.clone();
+    other_major[4] = 99;
+
+    let cases: [(&str, Vec<u8>, usize, ErrorCode); 7] = [
+        ("garbage", vec![0x5a; 4096], 0, ErrorCode::Malformed),
+        (
+            "another protocol",
+            b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
+            0,
+            ErrorCode::Malformed,
+        ),
+        ("a huge length", announced(u32::MAX, 0), 0, ErrorCode::Malformed),
+        ("another version", other_major, 0, ErrorCode::Version),
+        (
+            "too few descriptors",
+            announced(0, 2),
+            1,
+            ErrorCode::BadDescriptors,
+        ),
+        (
+            "too many descriptors",
+            status.clone(),
+            3,
+            ErrorCode::BadDescriptors,
+        ),
+        (
+            "more than a frame may own",
+            status.clone(),
+            200,
+            ErrorCode::BadDescriptors,
+        ),
+    ];
+    for (what, bytes, descriptors, code) in cases {
+        let stream = connect();
+        send(&stream, &bytes, descriptors);
+        assert_eq!(failures(stream), [code], "{what}");
+        site.attach_verified(&qwen, 1);
+    }
+
+    // A body that is none, and a kind that is none, cost only the request.
+    let stream = connect();
+    let mut garbled = frame(GetMemory {}, 7);
+    garbled[6..8].copy_from_slice(&1u16.to_le_bytes());
+    let mut unknown = frame(GetMemory {}, 8);
+    unknown[6..8].copy_from_slice(&999u16.to_le_bytes());
+    send(&stream, &[garbled, unknown, status].concat(), 0);
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(
+        failures(stream),
+        [ErrorCode::Malformed, ErrorCode::UnknownCommand]
+    );
+    assert!(is_alive(&server));
+    assert!(launcher.children("server").contains(&server));
+}
+
+#[test]
+fn good_clients_are_served_beside_a_hundred_that_stall_at_every_byte_of_a_request() {
+    let (site, qwen) = (Site::new(), model("qwen3"));
+    let launcher = site.preload(&qwen, 1, &[]);
+    let server = launcher.child("server");
+    let (socket, request) = (socket(&site), get_state());
+    let mut stalled = Vec::new();
+    for number in 0..100 {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        // From nothing at all to all but the last byte.
+        let bytes = number * (request.len() - 1) / 99;
+        stream.write_all(&request[..bytes]).unwrap();
+        stalled.push(stream);
+    }
+    for _ in 0..5 {
+        site.attach_verified(&qwen, 1);
+    }
+    // And some that ask for ever and never read.
+    for _ in 0..20 {
+        let stream = UnixStream::connect(&socket).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        while (&stream)
+            .write(&request)
+            .is_ok_and(|written| written == request.len())
+        {}
+        stalled.push(stream);
+    }
+    for _ in 0..5 {
+        site.attach_verified(&qwen, 1);
+    }
+    assert_eq!(launcher.child("server"), server);
+    drop(stalled);
+    site.attach_verified(&qwen, 1);
+}
+
+#[test]
+fn good_clients_are_served_where_silent_ones_take_every_descriptor() {
+    let (site, qwen) = (Site::new(), model("qwen3"));
+    let plain = site.on_model("preload", &qwen, 1, &[]);
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", r#"ulimit -n 64; exec "$0" "$@""#])
+        .arg(plain.get_program())
+        .args(plain.get_args())
+        .env("WEIGHTD_SOCKET_DIR", site.dir());
+    let mut launcher = site.start(command);
+    launcher.ready();
+    let server = launcher.child("server");
+    let socket = socket(&site);
+    let silent: Vec<UnixStream> = (0..200).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    for _ in 0..5 {
+        site.attach_verified(&qwen, 1);
+    }
+    assert_eq!(launcher.child("server"), server);
+    drop(silent);
+    launcher.signal(rustix::process::Signal::INT);
+    assert_eq!(launcher.code(), 130);
+    site.assert_clean();
+}

@@ -1,0 +1,101 @@
+//! A launcher that dies after READY leaves its server serving.
+
+use crate::harness::*;
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// A server whose launcher was killed.
+fn orphan(site: &Site, tp: u32) -> u32 {
+    let mut launcher = site.preload(&model("llama"), tp, &[]);
+    let server = launcher.child("server");
+    launcher.kill();
+    wait_until("the server has noticed", || {
+        site.status()
+            .iter()
+            .all(|daemon| daemon["launcher_pid"] == Value::Null)
+    });
+    server
+}
+
+#[test]
+fn the_server_serves_on_and_a_second_launcher_says_how_to_end_it() {
+    let (site, model) = (Site::new(), model("llama"));
+    let server = orphan(&site, 2);
+    site.attach_verified(&model, 2);
+    let status = site.run(&["status"]);
+    assert_eq!(
+        status
+            .stdout
+            .matches("launcher none: end it with `weightd stop`")
+            .count(),
+        2,
+        "{status:?}"
+    );
+
+    let ran = finish(site.on_model("preload", &model, 2, &[]));
+    let error = ran.error(1);
+    assert!(
+        error.contains("a launcher that was killed") && error.contains("already owns"),
+        "{error}"
+    );
+    assert!(
+        error.contains(&format!("weightd stop --socket-dir {}", site.dir().display())),
+        "{error}"
+    );
+    site.attach_verified(&model, 2);
+
+    let ran = site.run(&["stop"]);
+    assert_eq!(
+        (ran.code, ran.stdout.as_str()),
+        (Some(0), "stopped 2 daemons\n"),
+        "{ran:?}"
+    );
+    wait_until("the server is gone", || !is_alive(&server));
+    site.assert_clean();
+    let mut next = site.preload(&model, 2, &[]);
+    site.attach_verified(&model, 2);
+    next.signal(Signal::INT);
+    assert_eq!(next.code(), 130);
+    site.assert_clean();
+}
+
+#[test]
+fn an_orphan_that_is_terminated_removes_its_sockets() {
+    let site = Site::new();
+    let server = orphan(&site, 2);
+    signal(server, Signal::TERM);
+    wait_until("the server is gone", || !is_alive(&server));
+    let sockets: Vec<String> = site
+        .left()
+        .into_iter()
+        .filter(|name| name.ends_with(".sock"))
+        .collect();
+    assert_eq!(sockets, [""; 0]);
+}
+
+#[test]
+fn an_orphan_that_was_released_ends() {
+    let site = Site::new();
+    let server = orphan(&site, 1);
+    let ran = site.run(&["release", "--all"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    wait_until("the server is gone", || !is_alive(&server));
+}
+
+#[test]
+fn the_stale_sockets_of_a_killed_pair_are_replaced() {
+    let (site, model) = (Site::new(), model("llama"));
+    let server = orphan(&site, 2);
+    signal(server, Signal::KILL);
+    wait_until("the server is gone", || !is_alive(&server));
+    assert!(site.left().len() >= 2);
+    assert!(site.status().is_empty());
+    let error = site.attach(&model, 2, &["--all"]).error(1);
+    assert!(error.contains("no daemon serves"), "{error}");
+
+    let mut next = site.preload(&model, 2, &[]);
+    site.attach_verified(&model, 2);
+    next.signal(Signal::TERM);
+    assert_eq!(next.code(), 143);
+    site.assert_clean();
+}

@@ -1,0 +1,103 @@
+//! Several launchers in one directory.
+
+use crate::harness::*;
+use rustix::process::Signal;
+
+#[test]
+fn a_second_launcher_for_the_same_devices_is_refused_by_name() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let mut launcher = site.preload(&model, 2, &[]);
+    let error = finish(site.on_model("preload", &model, 1, &[])).error(1);
+    assert!(
+        error.contains(&format!("launcher {} already owns ", launcher.pid())),
+        "{error}"
+    );
+    assert!(error.contains("weightd stop --socket-dir"), "{error}");
+    site.attach_verified(&model, 2);
+    launcher.signal(Signal::INT);
+    assert_eq!(launcher.code(), 130);
+    site.assert_clean();
+}
+
+#[test]
+fn of_eight_launchers_that_race_one_serves() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let mut racers: Vec<Running> = (0..8)
+        .map(|_| site.start(site.on_model("preload", &model, 2, &[])))
+        .collect();
+    let mut lost = 0;
+    wait_until("seven have lost", || {
+        lost = racers
+            .iter_mut()
+            .filter_map(|racer| racer.child.try_wait().unwrap())
+            .count();
+        lost >= 7
+    });
+    assert_eq!(lost, 7);
+    for mut racer in racers {
+        match racer.child.try_wait().unwrap() {
+            Some(status) => {
+                assert_eq!(status.code(), Some(1));
+                assert!(racer.error().contains("already owns"), "{}", racer.log());
+                assert_eq!(racer.line(), "");
+            }
+            None => {
+                racer.ready();
+                site.attach_verified(&model, 2);
+                racer.signal(Signal::TERM);
+                assert_eq!(racer.code(), 143);
+            }
+        }
+    }
+    site.assert_clean();
+}
+
+#[test]
+fn another_instance_serves_another_model_on_the_same_devices() {
+    let site = Site::new();
+    let (llama, qwen) = (model("llama"), model("qwen3"));
+    let mut first = site.preload(&llama, 2, &[]);
+    let mut second = site.preload(&qwen, 2, &["--instance", "blue"]);
+    site.attach_verified(&llama, 2);
+    let ran = site.attach(&qwen, 2, &["--all", "--verify", "--instance", "blue"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(site.status().len(), 4);
+    assert_eq!(site.json(&["status", "--json", "--instance", "blue"]).len(), 2);
+
+    assert_eq!(site.run(&["stop", "--instance", "blue"]).code, Some(0));
+    assert_eq!(second.code(), 0);
+    site.attach_verified(&llama, 2);
+    first.signal(Signal::INT);
+    assert_eq!(first.code(), 130);
+    site.assert_clean();
+}
+
+#[test]
+fn ranks_that_share_a_device_have_a_slot_each() {
+    let (site, model) = (Site::new(), model("llama"));
+    let shared = ["--ranks-per-device", "2"];
+    let _launcher = site.preload(&model, 4, &shared);
+    let status = site.status();
+    let sockets: Vec<&str> = status
+        .iter()
+        .map(|daemon| daemon["socket"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        sockets
+            .iter()
+            .filter(|socket| socket.ends_with("_s0.sock"))
+            .count(),
+        2,
+        "{sockets:?}"
+    );
+    assert_eq!(
+        sockets
+            .iter()
+            .filter(|socket| socket.ends_with("_s1.sock"))
+            .count(),
+        2,
+        "{sockets:?}"
+    );
+    let ran = site.attach(&model, 4, &["--all", "--verify", "--ranks-per-device", "2"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+}

@@ -1,0 +1,82 @@
+//! A server that dies is replaced, and nobody notices more than a pause.
+
+use crate::harness::*;
+use rustix::process::Signal;
+use serde_json::Value;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+/// Kills the server and returns when the next one serves.
+fn kill_server(site: &Site, launcher: &Running) {
+    let old = launcher.child("server");
+    signal(old, Signal::KILL);
+    wait_until("another server serves", || {
+        let status = site.status();
+        !status.is_empty() && status.iter().all(|daemon| daemon["pid"] != old)
+    });
+}
+
+fn generations(status: &[Value]) -> Vec<&Value> {
+    status.iter().map(|daemon| &daemon["generation"]).collect()
+}
+
+#[test]
+fn a_holder_is_told_and_keeps_its_mapping_and_the_same_generation_is_served_again() {
+    let (site, model) = (Site::new(), model("llama"));
+    let launcher = site.preload(&model, 2, &[]);
+    let mapped = map(&site, &model, 2);
+    let mut holder = site.start(site.on_model("attach", &model, 2, &["--all", "--hold", "--json"]));
+    let attached: Vec<Value> = (0..2)
+        .map(|_| serde_json::from_str(&holder.line()).unwrap())
+        .collect();
+    wait_until("the loader is gone", || launcher.children("loader").is_empty());
+    let before = site.status();
+
+    kill_server(&site, &launcher);
+    let mut lost: Vec<Value> = (0..2)
+        .map(|_| serde_json::from_str(&holder.line()).unwrap())
+        .collect();
+    lost.sort_by_key(|lost| lost["global_rank"].as_u64());
+    for (lost, attached) in lost.iter().zip(attached) {
+        assert_eq!(lost["event"], "daemon_lost");
+        assert_eq!(lost["global_rank"], attached["global_rank"]);
+        assert_eq!(lost["generation"], attached["generation"]);
+    }
+    assert_intact(&mapped, &model, 2);
+    site.attach_verified(&model, 2);
+    assert_eq!(generations(&site.status()), generations(&before));
+    // Nobody loads: the vault had it.
+    assert!(launcher.children("loader").is_empty());
+    assert!(launcher.log().contains("re-armed"), "{}", launcher.log());
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.code(), 143);
+}
+
+#[test]
+fn no_engine_is_refused_while_the_server_dies_twenty_times() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let launcher = site.preload(&model, 1, &[]);
+    let over = AtomicBool::new(false);
+    let attached = thread::scope(|scope| {
+        let engines = scope.spawn(|| {
+            let mut attached = 0;
+            while !over.load(Ordering::Relaxed) {
+                let ran = site.attach(&model, 1, &["--all"]);
+                assert_eq!(ran.code, Some(0), "{ran:?}");
+                attached += 1;
+            }
+            attached
+        });
+        for _ in 0..20 {
+            if engines.is_finished() {
+                break;
+            }
+            kill_server(&site, &launcher);
+        }
+        over.store(true, Ordering::Relaxed);
+        engines.join().unwrap()
+    });
+    assert!(attached > 0);
+    let deaths = launcher.log().matches("starting another").count();
+    assert_eq!(deaths, 20, "{}", launcher.log());
+}

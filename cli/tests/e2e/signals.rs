@@ -1,0 +1,124 @@
+//! How a launcher ends.
+
+use crate::harness::*;
+use rustix::process::Signal;
+use std::process::Command;
+
+fn ends_with(which: Signal, code: i32) {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let mut launcher = site.preload(&model, 2, &[]);
+    let server = launcher.child("server");
+    launcher.signal(which);
+    assert_eq!(launcher.code(), code);
+    assert!(!is_alive(&server));
+    site.assert_clean();
+}
+
+#[test]
+fn ctrl_c_leaves_nothing_and_exits_with_130() {
+    ends_with(Signal::INT, 130);
+}
+
+#[test]
+fn a_termination_leaves_nothing_and_exits_with_143() {
+    ends_with(Signal::TERM, 143);
+}
+
+#[test]
+fn a_hang_up_leaves_nothing_and_exits_with_129() {
+    ends_with(Signal::HUP, 129);
+}
+
+#[test]
+fn a_hang_up_is_ignored_under_nohup() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let plain = site.on_model("preload", &model, 1, &[]);
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", r#"trap "" HUP; exec "$0" "$@""#])
+        .arg(plain.get_program())
+        .args(plain.get_args())
+        .env("WEIGHTD_SOCKET_DIR", site.dir());
+    let mut launcher = site.start(command);
+    launcher.ready();
+    launcher.signal(Signal::HUP);
+    site.attach_verified(&model, 1);
+    launcher.signal(Signal::TERM);
+    assert_eq!(launcher.code(), 143);
+    site.assert_clean();
+}
+
+#[test]
+fn a_second_signal_does_not_wait_for_a_server_that_hangs() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let mut launcher = site.preload(&model, 1, &[]);
+    let server = launcher.child("server");
+    signal(server, Signal::STOP);
+    launcher.signal(Signal::INT);
+    launcher.signal(Signal::TERM);
+    assert!(matches!(launcher.code(), 130 | 143));
+    assert!(!is_alive(&server));
+    site.assert_clean();
+}
+
+#[test]
+fn ctrl_c_while_loading_leaves_nothing() {
+    let site = Site::new();
+    let model = large_checkpoint(&site.path().join("model"), 256 << 20);
+    let mut launcher = site.start(site.on_model("preload", &model, 1, &[]));
+    signal(launcher.child("loader"), Signal::STOP);
+    launcher.signal(Signal::INT);
+    assert_eq!(launcher.code(), 130);
+    assert_eq!(launcher.line(), "");
+    site.assert_clean();
+}
+
+#[test]
+fn stop_ends_a_launcher_with_success_and_returns_when_it_is_over() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let mut launcher = site.preload(&model, 2, &[]);
+    let ran = site.run(&["stop"]);
+    assert_eq!(
+        (ran.code, ran.stdout.as_str()),
+        (Some(0), "stopped 2 daemons\n"),
+        "{ran:?}"
+    );
+    assert_eq!(site.left(), [""; 0]);
+    assert_eq!(launcher.code(), 0);
+    site.assert_clean();
+    let again = site.run(&["stop"]);
+    assert_eq!(
+        (again.code, again.stdout.as_str()),
+        (Some(0), "no daemons\n"),
+        "{again:?}"
+    );
+}
+
+#[test]
+fn stop_ends_a_launcher_that_is_still_loading_and_that_one_has_failed() {
+    let site = Site::new();
+    let model = large_checkpoint(&site.path().join("model"), 256 << 20);
+    let mut launcher = site.start(site.on_model("preload", &model, 1, &[]));
+    signal(launcher.child("loader"), Signal::STOP);
+    let ran = site.run(&["stop"]);
+    assert_eq!(
+        (ran.code, ran.stdout.as_str()),
+        (Some(0), "stopped 1 daemons\n"),
+        "{ran:?}"
+    );
+    assert_eq!(launcher.code(), 1);
+    assert!(launcher.error().contains("asked to stop before"));
+    site.assert_clean();
+}
+
+#[test]
+fn a_holder_ends_with_its_signal() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let _launcher = site.preload(&model, 1, &[]);
+    let mut engine = site.start(site.on_model("attach", &model, 1, &["--all", "--hold"]));
+    assert!(engine.line().starts_with("rank 0: "));
+    wait_until("the lease is counted", || site.status()[0]["leases"] == 1);
+    engine.signal(Signal::INT);
+    assert_eq!(engine.code(), 130);
+    wait_until("the lease is over", || site.status()[0]["leases"] == 0);
+}

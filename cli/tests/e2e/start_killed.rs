@@ -1,0 +1,70 @@
+//! What dies before READY takes everything with it.
+
+use crate::harness::*;
+use rustix::process::Signal;
+
+/// A launcher whose loader is stopped half-way.
+fn half_way(site: &Site) -> (Running, u32) {
+    let model = large_checkpoint(&site.path().join("model"), 256 << 20);
+    let launcher = site.start(site.on_model("preload", &model, 1, &[]));
+    let loader = launcher.child("loader");
+    signal(loader, Signal::STOP);
+    (launcher, loader)
+}
+
+#[test]
+fn a_killed_loader_ends_the_start_with_one_line() {
+    let site = Site::new();
+    let (mut launcher, loader) = half_way(&site);
+    signal(loader, Signal::KILL);
+    assert_eq!(launcher.code(), 1);
+    assert_eq!(launcher.line(), "");
+    let error = launcher.error();
+    assert!(error.contains("the loader was killed by signal 9"), "{error}");
+    site.assert_clean();
+}
+
+#[test]
+fn a_server_killed_before_ready_ends_the_start_with_one_line() {
+    let site = Site::new();
+    let (mut launcher, _) = half_way(&site);
+    signal(launcher.child("server"), Signal::KILL);
+    assert_eq!(launcher.code(), 1);
+    assert_eq!(launcher.line(), "");
+    let error = launcher.error();
+    assert!(error.contains("the server died before it was ready"), "{error}");
+    assert!(error.contains("signal 9"), "{error}");
+    site.assert_clean();
+}
+
+#[test]
+fn a_launcher_killed_before_ready_leaves_no_process_and_the_next_one_takes_its_names() {
+    let site = Site::new();
+    let (mut launcher, loader) = half_way(&site);
+    let server = launcher.child("server");
+    launcher.kill();
+    signal(loader, Signal::CONT);
+    wait_until("loader and server are gone", || {
+        !is_alive(&loader) && !is_alive(&server)
+    });
+    let mut next = site.preload(&model("qwen3"), 1, &[]);
+    site.attach_verified(&model("qwen3"), 1);
+    next.signal(Signal::INT);
+    assert_eq!(next.code(), 130);
+    site.assert_clean();
+}
+
+#[test]
+fn engines_find_nobody_before_all_is_loaded() {
+    let site = Site::new();
+    let (mut launcher, loader) = half_way(&site);
+    let model = site.path().join("model");
+    let error = site.attach(&model, 1, &["--all"]).error(1);
+    assert!(error.contains("no daemon serves"), "{error}");
+    assert!(site.status().is_empty());
+    let patient = site.start(site.on_model("attach", &model, 1, &["--all", "--wait", "60"]));
+    signal(loader, Signal::CONT);
+    launcher.ready();
+    let mut patient = patient;
+    assert_eq!(patient.code(), 0, "{}", patient.log());
+}

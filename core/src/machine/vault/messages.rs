@@ -1,0 +1,272 @@
+//! What loader and server say to the vault, and what it says to a server that follows.
+
+use super::{Content, Holding, ReleaseTicket, Vault, VaultEvent};
+use crate::content::{Comparison, Generation};
+use crate::machine::{ConnId, Origin, check_descriptors};
+use crate::peer::Facts;
+use crate::time::Now;
+use crate::wire::Frame;
+use crate::wire::message::{
+    DaemonId, Define, ErrorCode, Expects, Holds, Message, MessageError, Publish, Published, Release,
+    Released, Report, Reported, Stopping,
+};
+use std::sync::Arc;
+
+impl<F> Vault<F> {
+    pub(super) fn frame(&mut self, now: Now, id: ConnId, origin: Origin, frame: Frame<F>) {
+        let Frame {
+            kind,
+            request,
+            body,
+            descriptors,
+        } = frame;
+        let message = match Message::decode(kind, &body) {
+            Ok(message) => message,
+            Err(error) => {
+                self.reaper.bury_all(
+                    descriptors
+                        .into_iter()
+                        .map(|(_, descriptor)| descriptor)
+                        .collect(),
+                );
+                let code = match error {
+                    MessageError::UnknownKind(_) => ErrorCode::UnknownCommand,
+                    _ => ErrorCode::Malformed,
+                };
+                return self.refuse(id, request, code, &error.to_string());
+            }
+        };
+        match (origin, message) {
+            (Origin::Loader, Message::Publish(publish)) => {
+                self.publish(now, id, request, publish, descriptors)
+            }
+            (_, message) if !descriptors.is_empty() => {
+                self.reaper.bury_all(
+                    descriptors
+                        .into_iter()
+                        .map(|(_, descriptor)| descriptor)
+                        .collect(),
+                );
+                let why = format!("a {} message owns no descriptors here", message.name());
+                self.refuse(id, request, ErrorCode::BadDescriptors, &why);
+            }
+            (Origin::Loader, Message::Progress(progress)) => {
+                let (daemon, done, total) = (progress.daemon, progress.done, progress.total);
+                self.event(VaultEvent::Progress { daemon, done, total });
+            }
+            (Origin::Loader, Message::Digest(known)) => {
+                if let Some(holding) = self.holdings.get_mut(&known.daemon) {
+                    holding.info.key.checkpoint.digest = Some(known.digest);
+                    if self.leads
+                        && let Some(conn) = self.server.and_then(|server| self.conns.get_mut(&server))
+                    {
+                        // It has no answer, so none is counted.
+                        conn.link.ask(known, None).expect("a digest fits a frame");
+                    }
+                }
+            }
+            (Origin::Loader, Message::LoadFailed(failed)) => {
+                self.event(VaultEvent::LoadFailed { why: failed.message });
+            }
+            (Origin::Server, message) => self.server_says(now, id, request, message),
+            (_, other) => {
+                let why = format!("unknown command {} ({})", other.kind(), other.name());
+                self.refuse(id, request, ErrorCode::UnknownCommand, &why);
+            }
+        }
+    }
+
+    fn server_says(&mut self, now: Now, id: ConnId, request: u32, message: Message) {
+        let answers = !matches!(
+            message,
+            Message::Release(_) | Message::Report(_) | Message::Stop(_)
+        );
+        if let Some(conn) = self.conns.get_mut(&id)
+            && answers
+        {
+            conn.unanswered = conn.unanswered.saturating_sub(1);
+            conn.heard = now;
+        }
+        match message {
+            Message::Leading(_) => {
+                self.leads = true;
+                let daemons: Vec<DaemonId> = self.holdings.keys().copied().collect();
+                for daemon in daemons {
+                    self.define(now, daemon);
+                    self.arm(now, daemon);
+                }
+            }
+            Message::Defined(defined) => {
+                if let Some(holding) = self.holdings.get_mut(&defined.daemon) {
+                    holding.mirrored = holding.content.is_err();
+                }
+            }
+            Message::Published(published) => {
+                if let Some(holding) = self.holdings.get_mut(&published.daemon) {
+                    let current = holding.content.as_ref().ok().map(|content| content.generation);
+                    holding.mirrored = current.is_none_or(|current| current == published.generation);
+                }
+            }
+            Message::Release(release) => self.release(id, request, &release),
+            Message::Report(Report {
+                daemon,
+                generation,
+                import_failed: why,
+            }) => {
+                self.reply(id, request, Reported {});
+                self.event(VaultEvent::ImportFailed {
+                    daemon,
+                    generation,
+                    why,
+                });
+            }
+            Message::Stop(_) => {
+                self.reply(id, request, Stopping {});
+                self.event(VaultEvent::StopRequested);
+            }
+            Message::Stopping(_) => {}
+            Message::Failure(failure) => self.give_up(id, failure.message),
+            other => self.give_up(id, format!("it sent a {} message", other.name())),
+        }
+    }
+
+    /// Gives the server a daemon, with lock and listener.
+    fn define(&mut self, now: Now, daemon: DaemonId) {
+        let Some(holding) = self.holdings.get(&daemon) else {
+            return;
+        };
+        let holds = match &holding.content {
+            Err(holds) => *holds,
+            // It is armed next; until then the server lets nobody in.
+            Ok(content) => Holds::Content(content.generation),
+        };
+        let define = Define {
+            daemon,
+            info: holding.info.clone(),
+            holds,
+        };
+        let ends = Arc::clone(&holding.ends);
+        self.ask_server(now, define, Some(ends));
+    }
+
+    /// Gives the server a daemon's content.
+    fn arm(&mut self, now: Now, daemon: DaemonId) {
+        if !self.leads {
+            return;
+        }
+        let Some(Holding {
+            info,
+            content: Ok(content),
+            ..
+        }) = self.holdings.get(&daemon)
+        else {
+            return;
+        };
+        let publish = Publish {
+            daemon,
+            generation: Some(content.generation),
+            expects: Expects::Empty,
+            key: info.key.clone(),
+            content: content.info.clone(),
+        };
+        let descriptors = Arc::clone(&content.descriptors);
+        self.ask_server(now, publish, Some(descriptors));
+    }
+
+    fn publish(
+        &mut self,
+        now: Now,
+        id: ConnId,
+        request: u32,
+        publish: Publish,
+        descriptors: Vec<(Facts, F)>,
+    ) {
+        let checked = check_descriptors(&publish.content, descriptors.iter().map(|(facts, _)| facts));
+        let descriptors = Arc::new(
+            descriptors
+                .into_iter()
+                .map(|(_, descriptor)| descriptor)
+                .collect(),
+        );
+        let daemon = publish.daemon;
+        let refusal = match (self.holdings.get(&daemon), checked) {
+            (None, _) => Some((ErrorCode::Malformed, format!("there is no daemon {daemon}"))),
+            (_, Err(error)) => Some((ErrorCode::BadDescriptors, error.to_string())),
+            (Some(holding), Ok(())) => conflict(holding, &publish).map(|why| (ErrorCode::Conflict, why)),
+        };
+        if let Some((code, why)) = refusal {
+            self.reaper.bury(descriptors, None);
+            return self.refuse(id, request, code, &why);
+        }
+        let generation = Generation {
+            epoch: self.epoch,
+            number: self.next_number,
+        };
+        self.next_number += 1;
+        if let Some(holding) = self.holdings.get_mut(&daemon) {
+            let known = holding.info.key.checkpoint.digest;
+            let same = holding.info.key.compare(&publish.key) == Comparison::Same;
+            holding.info.key = publish.key;
+            // A digest that came before the content is still that of the same files.
+            if same && holding.info.key.checkpoint.digest.is_none() {
+                holding.info.key.checkpoint.digest = known;
+            }
+            holding.mirrored = false;
+            let content = Content {
+                generation,
+                info: publish.content,
+                descriptors,
+            };
+            if let Ok(old) = std::mem::replace(&mut holding.content, Ok(content)) {
+                self.reaper.bury(old.descriptors, None);
+            }
+        }
+        self.was_armed = false;
+        self.reply(id, request, Published { daemon, generation });
+        self.event(VaultEvent::Stored { daemon, generation });
+        self.arm(now, daemon);
+    }
+
+    fn release(&mut self, id: ConnId, request: u32, release: &Release) {
+        let Some(holding) = self.holdings.get_mut(&release.daemon) else {
+            let why = format!("there is no daemon {}", release.daemon);
+            return self.refuse(id, request, ErrorCode::Malformed, &why);
+        };
+        let current = match &holding.content {
+            Ok(content) => content.generation,
+            Err(_) => return self.reply(id, request, Released {}),
+        };
+        if release.generation.is_some_and(|generation| generation != current) {
+            let why = format!("nothing was released: the current generation is {current}");
+            return self.refuse(id, request, ErrorCode::StaleGeneration, &why);
+        }
+        if let Ok(content) = std::mem::replace(&mut holding.content, Err(Holds::Released(current))) {
+            self.reaper
+                .bury(content.descriptors, Some(ReleaseTicket { conn: id, request }));
+        }
+        self.event(VaultEvent::Released {
+            daemon: release.daemon,
+            generation: current,
+        });
+    }
+}
+
+/// Why this publish may not replace what the holding has.
+fn conflict<F>(holding: &Holding<F>, publish: &Publish) -> Option<String> {
+    if publish.generation.is_some() {
+        return Some("only the vault names generations".to_owned());
+    }
+    if let Comparison::Different(fields) = holding.info.key.compare(&publish.key) {
+        return Some(format!(
+            "the content's key differs from the daemon's in {}",
+            fields.join(", ")
+        ));
+    }
+    let current = holding.content.as_ref().ok().map(|content| content.generation);
+    match (publish.expects, current) {
+        (Expects::Empty, None) => None,
+        (Expects::Generation(expected), Some(current)) if expected == current => None,
+        (_, Some(current)) => Some(format!("generation {current} was published meanwhile")),
+        (_, None) => Some("the content that this was to replace is gone".to_owned()),
+    }
+}

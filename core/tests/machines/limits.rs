@@ -1,0 +1,211 @@
+//! Caps on connections, leases and what one connection may ask for.
+
+use crate::world::*;
+use weightd_core::machine::{AttachOptions, Limits, Machine, Origin, Outcome, ServerEvent};
+use weightd_core::peer::Peer;
+use weightd_core::time::Span;
+use weightd_core::wire::message::{ErrorCode, GetMemory, GetState, Message, Release, Watch};
+
+fn code(heard: &[Message]) -> ErrorCode {
+    match heard {
+        [Message::Failure(failure)] => ErrorCode::from_number(failure.code),
+        other => panic!("{other:?} is no single failure"),
+    }
+}
+
+fn is_served(world: &mut World) {
+    let engine = world.attach(0, AttachOptions::new(UID), key(0));
+    world.run();
+    assert!(matches!(
+        world.engines[engine].end,
+        Some(End::Done(Outcome::Mapped { leased: true, .. }))
+    ));
+    world.end_engine(engine);
+}
+
+#[test]
+fn of_600_connections_the_quietest_make_room() {
+    let mut world = World::ready();
+    let mut raws = Vec::new();
+    for number in 0..600 {
+        raws.push(world.raw(number % 2));
+        world.pass(Span(1000));
+        is_served(&mut world);
+    }
+    let ended = raws.iter().filter(|raw| world.raws[raw].ended).count();
+    assert!(
+        (88..=90).contains(&ended),
+        "{ended} had to go for 600 and a good one"
+    );
+    assert!(
+        raws[..ended].iter().all(|raw| world.raws[raw].ended),
+        "the quietest"
+    );
+    assert_eq!(code(&world.heard(raws[0])), ErrorCode::Busy);
+    for raw in &raws[ended..] {
+        world.say(*raw, GetMemory {}, vec![]);
+    }
+    world.run();
+    for raw in &raws[ended..] {
+        assert!(matches!(world.heard(*raw)[..], [Message::Memory(_)]));
+    }
+    world.finish();
+}
+
+#[test]
+fn strangers_and_silent_controllers_cost_nobody_a_place() {
+    let mut world = World::new();
+    world.limits = Limits {
+        connections: 4,
+        ..Limits::default()
+    };
+    world.start_vault(false);
+    world.start_server();
+    world.load();
+    world.run();
+    let good: Vec<usize> = (0..4).map(|_| world.raw(0)).collect();
+    world.run();
+    for _ in 0..20 {
+        let raw = world.raw_as(
+            Origin::Daemon(0),
+            Peer {
+                pid: 60,
+                uid: UID + 1,
+            },
+        );
+        world.run();
+        assert!(world.raws[&raw].ended);
+    }
+    assert!(good.iter().all(|raw| !world.raws[raw].ended));
+    let controllers: Vec<usize> = (0..8)
+        .map(|_| world.raw_as(Origin::Control, Peer { pid: 60, uid: UID }))
+        .collect();
+    world.run();
+    is_served(&mut world);
+    world.pass(Span::secs(11));
+    assert!(
+        controllers.iter().all(|raw| world.raws[raw].ended),
+        "silence ends them too"
+    );
+    let server = world.server.as_ref().unwrap();
+    assert!(
+        !server.events.contains(&ServerEvent::LeaderGone),
+        "but never the launcher"
+    );
+    world.finish();
+}
+
+#[test]
+fn where_everyone_waits_for_an_answer_that_we_owe_a_new_one_is_told_to_come_back() {
+    let mut world = World::new();
+    world.limits = Limits {
+        connections: 2,
+        ..Limits::default()
+    };
+    world.start_vault(false);
+    world.start_server();
+    world.load();
+    world.run();
+    world.hold_reaper = true;
+    let waiting = [world.raw(0), world.raw(0)];
+    for raw in waiting {
+        world.say(
+            raw,
+            Release {
+                daemon: 0,
+                generation: None,
+            },
+            vec![],
+        );
+    }
+    world.run();
+    let late = world.raw(1);
+    world.run();
+    assert_eq!(code(&world.heard(late)), ErrorCode::Busy);
+    world.hold_reaper = false;
+    world.run();
+    for raw in waiting {
+        assert!(matches!(world.heard(raw)[..], [Message::Released(_)]));
+    }
+    world.finish();
+}
+
+#[test]
+fn leases_have_a_cap_of_their_own() {
+    let mut world = World::new();
+    world.limits = Limits {
+        leases: 3,
+        connections: 2,
+        ..Limits::default()
+    };
+    world.start_vault(false);
+    world.start_server();
+    world.load();
+    world.run();
+    let mut leases = Vec::new();
+    for _ in 0..3 {
+        let raw = world.raw(0);
+        world.say(raw, Watch { generation: None }, vec![]);
+        world.run();
+        assert!(matches!(world.heard(raw)[..], [Message::Watching(_)]));
+        leases.push(raw);
+    }
+    let engine = world.attach(0, AttachOptions::new(UID), key(0));
+    world.run();
+    let end = &world.engines[engine].end;
+    assert!(
+        matches!(end, Some(End::Done(Outcome::Mapped { leased: false, .. }))),
+        "a lease never fails an attach: {end:?}"
+    );
+    world.hang_up(leases[0]);
+    world.run();
+    is_served(&mut world);
+    world.finish();
+}
+
+#[test]
+fn content_is_sent_on_one_connection_a_few_times_only() {
+    let mut world = World::ready();
+    let raw = world.raw(0);
+    for _ in 0..9 {
+        world.say(
+            raw,
+            GetState {
+                key: key(0),
+                is_reload: false,
+            },
+            vec![],
+        );
+    }
+    world.run();
+    let heard = world.heard(raw);
+    assert_eq!(heard.len(), 9);
+    assert!(
+        heard[..8]
+            .iter()
+            .all(|message| matches!(message, Message::State(_)))
+    );
+    assert_eq!(code(&heard[8..]), ErrorCode::Busy);
+    assert!(world.raws[&raw].ended);
+    world.finish();
+}
+
+#[test]
+fn without_a_free_descriptor_the_quietest_makes_room_and_accepting_pauses() {
+    let mut world = World::ready();
+    let (quiet, lively) = (world.raw(0), world.raw(0));
+    world.run();
+    world.pass(Span::secs(1));
+    world.say(lively, GetMemory {}, vec![]);
+    world.run();
+    let now = world.now;
+    let server = world.server.as_mut().unwrap();
+    server.input(|server| server.accept_failed(now));
+    assert!(!server.accepting);
+    world.run();
+    assert!(world.raws[&quiet].ended && !world.raws[&lively].ended);
+    world.pass(Span::secs(1));
+    assert!(world.server.as_ref().unwrap().accepting);
+    is_served(&mut world);
+    world.finish();
+}

@@ -1,0 +1,14 @@
+//! The machines against each other, in virtual time: no sockets, no threads, integers for
+//! descriptors.
+
+mod chaos;
+mod host;
+mod hostile;
+mod ledger;
+mod limits;
+mod release;
+mod retry;
+mod serving;
+mod supervision;
+mod wire;
+mod world;

@@ -1,0 +1,534 @@
+//! What an engine retries, how often, for how long, and what it does then: every row of the table.
+
+use crate::ledger::{Fd, Ledger};
+use crate::world::{EPOCH, UID, content, device, frame, key};
+use weightd_core::content::Generation;
+use weightd_core::machine::{
+    Attach, AttachError, AttachOptions, ConnectFailure, Exchange, Fault, Mode, Outcome, Step,
+};
+use weightd_core::peer::Peer;
+use weightd_core::time::{Now, Span};
+use weightd_core::wire::message::{ErrorCode, Failure, Message, Mismatch, Released, State, Watching};
+use weightd_core::wire::{Header, frame::HEADER_BYTES};
+
+const GENERATION: Generation = Generation {
+    epoch: EPOCH,
+    number: 3,
+};
+
+/// What a scripted daemon does with a connection or a request.
+#[derive(Clone)]
+#[allow(clippy::large_enum_variant)]
+enum Act {
+    Connect(ConnectFailure),
+    User(u32),
+    Breaks,
+    Silent,
+    Fails(ErrorCode),
+    Says(Message),
+    Serves,
+    /// Serves a manifest that is not what the message says.
+    Lies,
+}
+
+struct Run {
+    end: Step<Fd>,
+    /// How long the attach took.
+    took: Span,
+    connects: usize,
+    /// Everything that was asked.
+    asked: Vec<Message>,
+    shortest_pause: Option<Span>,
+}
+
+/// Drives an attach against `daemon`, which is asked at every connect and request: with what is
+/// asked (nothing yet at a connect) and since when.
+fn drive(
+    options: AttachOptions,
+    import: Result<(), Fault>,
+    copy: Result<(), Fault>,
+    daemon: impl Fn(Option<&Message>, Span) -> Act,
+) -> Run {
+    let (ledger, start) = (Ledger::default(), Now(50));
+    let mut now = start;
+    let mut attach = Attach::new(options, key(0));
+    let mut run = Run {
+        end: Step::Connect,
+        took: Span(0),
+        connects: 0,
+        asked: Vec::new(),
+        shortest_pause: None,
+    };
+    let mut pending: Option<(u32, Message)> = None;
+    loop {
+        match attach.step(now) {
+            Step::Connect => {
+                run.connects += 1;
+                pending = None;
+                let peer = |uid| Ok(Peer { pid: 1, uid });
+                attach.connected(
+                    now,
+                    match daemon(None, now - start) {
+                        Act::Connect(failure) => Err(failure),
+                        Act::User(uid) => peer(uid),
+                        _ => peer(UID),
+                    },
+                );
+            }
+            Step::Io { until, .. } => {
+                while let Some(out) = attach.outgoing() {
+                    let header = Header::decode(out.bytes)
+                        .expect("a frame")
+                        .expect("a whole header");
+                    let asked = Message::decode(header.kind, &out.bytes[HEADER_BYTES..]).expect("a message");
+                    let length = out.bytes.len();
+                    attach.wrote(now, length);
+                    run.asked.push(asked.clone());
+                    pending = Some((header.request, asked));
+                }
+                let Some((request, question)) = pending.take() else {
+                    now = until;
+                    continue;
+                };
+                let answer = daemon(Some(&question), now - start);
+                let lies = matches!(answer, Act::Lies);
+                let reply = match answer {
+                    Act::Breaks => {
+                        attach.hangup(now, "reset");
+                        continue;
+                    }
+                    Act::Fails(code) => {
+                        let message = String::from("because");
+                        Failure {
+                            code: code.number(),
+                            retryable: false,
+                            message,
+                        }
+                        .into()
+                    }
+                    Act::Says(message) => message,
+                    Act::Serves | Act::Lies => State {
+                        generation: GENERATION,
+                        device_uuid: device(0),
+                        content: content(64, &[10]),
+                    }
+                    .into(),
+                    _ => {
+                        now = until;
+                        continue;
+                    }
+                };
+                let descriptors = match reply {
+                    Message::State(_) => vec![ledger.memory(64 - u64::from(lies)), ledger.memory(10)],
+                    _ => vec![],
+                };
+                let bytes = frame(&reply, request, descriptors.len());
+                attach.receive(
+                    now,
+                    &bytes,
+                    descriptors.into_iter().map(|fd| (fd.facts, fd)),
+                    false,
+                );
+            }
+            Step::Sleep { until } => {
+                let pause = until - now;
+                run.shortest_pause = Some(run.shortest_pause.map_or(pause, |shortest| shortest.min(pause)));
+                now = until;
+            }
+            Step::Digest => attach.digested(now, Ok([1; 32])),
+            Step::Import(_) => attach.imported(now, import.clone()),
+            Step::Copy => attach.copied(now, copy.clone()),
+            end => {
+                run.end = end;
+                run.took = now - start;
+                assert_eq!(
+                    ledger.open_in_all(),
+                    0,
+                    "an attach that is over keeps no descriptor"
+                );
+                return run;
+            }
+        }
+    }
+}
+
+/// What the daemon does, and which error comes of it.
+type Row = (Act, fn(&AttachError) -> bool);
+
+fn hasty() -> AttachOptions {
+    AttachOptions {
+        device: Some(device(0)),
+        ..AttachOptions::new(UID)
+    }
+}
+
+fn patient() -> AttachOptions {
+    AttachOptions {
+        fallback: false,
+        ..hasty()
+    }
+}
+
+fn copying(options: AttachOptions) -> AttachOptions {
+    AttachOptions {
+        mode: Mode::Copy,
+        ..options
+    }
+}
+
+fn against(options: AttachOptions, daemon: Act) -> Run {
+    drive(options, Ok(()), Ok(()), move |_, _| daemon.clone())
+}
+
+fn because(run: &Run) -> &AttachError {
+    match &run.end {
+        Step::LoadFromDisk { because } => because,
+        other => panic!("{other:?} is no disk load"),
+    }
+}
+
+fn error(run: &Run) -> &AttachError {
+    match &run.end {
+        Step::Done(Err(error)) => error,
+        other => panic!("{other:?} is no error"),
+    }
+}
+
+fn absent() -> Act {
+    Act::Connect(ConnectFailure::Absent("no such file".into()))
+}
+
+fn differs() -> Act {
+    Act::Says(
+        Mismatch {
+            fields: vec!["dtype".into()],
+        }
+        .into(),
+    )
+}
+
+fn elsewhere() -> Act {
+    let state = State {
+        generation: GENERATION,
+        device_uuid: device(9),
+        content: content(64, &[10]),
+    };
+    Act::Says(state.into())
+}
+
+#[test]
+fn with_a_disk_to_fall_back_on_only_what_passes_is_retried() {
+    use AttachError::*;
+    let rows: [Row; 14] = [
+        (absent(), |e| matches!(e, Unavailable { .. })),
+        (Act::Connect(ConnectFailure::Other("EACCES".into())), |e| {
+            matches!(e, Unavailable { .. })
+        }),
+        (Act::Connect(ConnectFailure::Refused("a symlink".into())), |e| {
+            matches!(e, RefusedPeer { .. })
+        }),
+        (Act::User(7), |e| matches!(e, RefusedPeer { .. })),
+        (differs(), |e| matches!(e, Mismatch { .. })),
+        (elsewhere(), |e| matches!(e, WrongDevice { .. })),
+        (Act::Fails(ErrorCode::Empty), |e| matches!(e, Empty)),
+        (Act::Fails(ErrorCode::Released), |e| matches!(e, Released)),
+        (Act::Fails(ErrorCode::Lost), |e| matches!(e, Lost)),
+        (Act::Fails(ErrorCode::RefusedPeer), |e| {
+            matches!(e, RefusedPeer { .. })
+        }),
+        (Act::Fails(ErrorCode::Malformed), |e| {
+            matches!(e, Malformed { .. })
+        }),
+        (Act::Fails(ErrorCode::UnknownCommand), |e| {
+            matches!(e, Daemon { code: 2, .. })
+        }),
+        (Act::Fails(ErrorCode::Unknown(700)), |e| {
+            matches!(e, Daemon { code: 700, .. })
+        }),
+        (Act::Lies, |e| matches!(e, Malformed { .. })),
+    ];
+    for (number, (daemon, expected)) in rows.into_iter().enumerate() {
+        let run = against(hasty(), daemon);
+        assert!(expected(because(&run)), "row {number}: {:?}", run.end);
+        assert_eq!((run.took, run.connects), (Span(0), 1), "row {number}");
+    }
+}
+
+#[test]
+fn with_a_disk_to_fall_back_on_a_connection_that_breaks_is_retried_for_the_connect_timeout() {
+    let rows = [
+        Act::Breaks,
+        Act::Connect(ConnectFailure::Busy),
+        Act::Fails(ErrorCode::Busy),
+        Act::Fails(ErrorCode::DigestPending),
+        Act::Fails(ErrorCode::Timeout),
+    ];
+    for daemon in rows {
+        let run = against(hasty(), daemon);
+        because(&run);
+        assert!(
+            run.took > Span::millis(4_900) && run.took <= Span::secs(5),
+            "{:?}",
+            run.took
+        );
+        assert_eq!(run.connects, 100, "every 50 ms");
+    }
+    let back_after_two_seconds = drive(hasty(), Ok(()), Ok(()), |question, at| match question {
+        _ if at < Span::secs(2) => Act::Breaks,
+        Some(Message::Watch(_)) => Act::Says(Watching {}.into()),
+        _ => Act::Serves,
+    });
+    let mapped = Outcome::Mapped {
+        generation: GENERATION,
+        leased: true,
+    };
+    assert!(matches!(back_after_two_seconds.end, Step::Done(Ok(outcome)) if outcome == mapped));
+}
+
+#[test]
+fn with_a_disk_to_fall_back_on_silence_is_waited_for_once() {
+    let run = against(hasty(), Act::Silent);
+    assert_eq!(because(&run), &AttachError::Timeout { seconds: 5 });
+    assert_eq!((run.took, run.connects), (Span::secs(5), 1));
+}
+
+#[test]
+fn without_a_fallback_absence_breaks_and_daemon_errors_are_retried_until_the_state_timeout() {
+    use AttachError::*;
+    let rows: [Row; 10] = [
+        (absent(), |e| matches!(e, Unavailable { .. })),
+        (Act::Connect(ConnectFailure::Busy), |e| matches!(e, Broken { .. })),
+        (Act::Breaks, |e| matches!(e, Broken { .. })),
+        (Act::Fails(ErrorCode::Empty), |e| matches!(e, Empty)),
+        (Act::Fails(ErrorCode::Released), |e| matches!(e, Released)),
+        (Act::Fails(ErrorCode::Lost), |e| matches!(e, Lost)),
+        (Act::Fails(ErrorCode::Busy), |e| matches!(e, Daemon { .. })),
+        (Act::Fails(ErrorCode::DigestPending), |e| {
+            matches!(e, Daemon { .. })
+        }),
+        (Act::Fails(ErrorCode::Timeout), |e| matches!(e, Daemon { .. })),
+        (Act::Fails(ErrorCode::Unknown(700)), |e| {
+            matches!(e, Daemon { .. })
+        }),
+    ];
+    for (number, (daemon, expected)) in rows.into_iter().enumerate() {
+        let run = against(patient(), daemon);
+        assert!(expected(error(&run)), "row {number}: {:?}", run.end);
+        assert!(
+            run.took >= Span::millis(299_500) && run.took <= Span::secs(300),
+            "{:?}",
+            run.took
+        );
+        assert_eq!(
+            (run.connects, run.shortest_pause),
+            (600, Some(Span::millis(500))),
+            "row {number}"
+        );
+    }
+}
+
+#[test]
+fn without_a_fallback_mismatch_wrong_device_and_refused_peers_are_not_retried() {
+    let rows = [
+        differs(),
+        elsewhere(),
+        Act::User(7),
+        Act::Connect(ConnectFailure::Refused("a symlink".into())),
+        Act::Fails(ErrorCode::RefusedPeer),
+        Act::Fails(ErrorCode::Malformed),
+        Act::Lies,
+    ];
+    for daemon in rows {
+        let run = against(patient(), daemon);
+        error(&run);
+        assert_eq!((run.took, run.connects), (Span(0), 1));
+    }
+}
+
+#[test]
+fn without_a_fallback_silence_is_asked_again_and_never_past_the_state_timeout() {
+    let run = against(patient(), Act::Silent);
+    assert!(matches!(error(&run), AttachError::Timeout { .. }));
+    assert!(
+        run.took >= Span::millis(299_500) && run.took <= Span::secs(300),
+        "{:?}",
+        run.took
+    );
+    let short = AttachOptions {
+        state_timeout: Span::secs(2),
+        ..patient()
+    };
+    assert_eq!(against(short, Act::Silent).took, Span::secs(2));
+}
+
+#[test]
+fn a_failed_import_goes_to_disk_or_fails_and_releases_nothing_that_is_mapped() {
+    let faults = [
+        Fault::OutOfMemory("x".into()),
+        Fault::Malformed("x".into()),
+        Fault::Other("x".into()),
+    ];
+    for fault in faults {
+        for options in [hasty(), patient()] {
+            let run = drive(
+                options.clone(),
+                Err(fault.clone()),
+                Ok(()),
+                |question, _| match question {
+                    Some(Message::Watch(_)) => Act::Says(Watching {}.into()),
+                    _ => Act::Serves,
+                },
+            );
+            if options.fallback {
+                because(&run)
+            } else {
+                error(&run)
+            };
+            assert_eq!(run.connects, 1);
+            assert!(!run.asked.iter().any(|asked| matches!(asked, Message::Release(_))));
+        }
+    }
+}
+
+/// What was asked to be released, if anything.
+fn releases(run: &Run) -> Vec<Option<Generation>> {
+    let releases = run.asked.iter().filter_map(|asked| match asked {
+        Message::Release(release) => Some(release.generation),
+        _ => None,
+    });
+    releases.collect()
+}
+
+fn serves_and_releases(question: Option<&Message>, _: Span) -> Act {
+    match question {
+        Some(Message::Release(_)) => Act::Says(Released {}.into()),
+        _ => Act::Serves,
+    }
+}
+
+#[test]
+fn copy_mode_asks_for_the_release_of_what_it_copied() {
+    for options in [hasty(), patient()] {
+        let run = drive(copying(options), Ok(()), Ok(()), serves_and_releases);
+        let copied = Outcome::Copied {
+            generation: GENERATION,
+            released: true,
+        };
+        assert!(matches!(run.end, Step::Done(Ok(outcome)) if outcome == copied));
+        assert_eq!(releases(&run), [Some(GENERATION)]);
+    }
+}
+
+#[test]
+fn copy_mode_releases_that_generation_before_the_disk_load() {
+    let fault = || Err(Fault::OutOfMemory("x".into()));
+    for (import, copy) in [(fault(), Ok(())), (Ok(()), fault())] {
+        let run = drive(copying(hasty()), import, copy, serves_and_releases);
+        assert!(matches!(because(&run), AttachError::OutOfMemory { .. }));
+        assert_eq!(releases(&run), [Some(GENERATION)]);
+    }
+    let run = drive(copying(hasty()), Ok(()), Ok(()), |question, at| match question {
+        Some(Message::GetState(_)) => Act::Lies,
+        other => serves_and_releases(other, at),
+    });
+    assert!(matches!(because(&run), AttachError::Malformed { .. }));
+    assert_eq!(releases(&run), [Some(GENERATION)]);
+}
+
+#[test]
+fn copy_mode_releases_nothing_that_it_did_not_copy_when_there_is_no_disk_load() {
+    let fault = || Err(Fault::OutOfMemory("x".into()));
+    for (import, copy) in [(fault(), Ok(())), (Ok(()), fault())] {
+        let run = drive(copying(patient()), import, copy, serves_and_releases);
+        assert!(matches!(error(&run), AttachError::OutOfMemory { .. }));
+        assert_eq!(releases(&run), []);
+    }
+    let run = against(copying(hasty()), elsewhere());
+    assert_eq!(
+        releases(&run),
+        [],
+        "what is on another device is not ours to release"
+    );
+}
+
+#[test]
+fn a_release_that_fails_never_fails_an_attach() {
+    let not_released = Outcome::Copied {
+        generation: GENERATION,
+        released: false,
+    };
+    let rows = [
+        (Act::Breaks, Span::secs(5)),
+        (Act::Silent, Span::secs(5)),
+        (Act::Fails(ErrorCode::NotAllowed), Span(0)),
+        (Act::Fails(ErrorCode::StaleGeneration), Span(0)),
+        (Act::Says(Watching {}.into()), Span(0)),
+    ];
+    for (daemon, longest) in rows {
+        let run = drive(copying(hasty()), Ok(()), Ok(()), |question, at| match question {
+            Some(Message::Release(_)) => daemon.clone(),
+            other => serves_and_releases(other, at),
+        });
+        assert!(
+            matches!(run.end, Step::Done(Ok(outcome)) if outcome == not_released),
+            "{:?}",
+            run.end
+        );
+        assert!(run.took <= longest, "{:?}", run.took);
+    }
+    // A server that is on its way back is asked again.
+    let run = drive(copying(hasty()), Ok(()), Ok(()), |question, at| match question {
+        Some(Message::Release(_)) if at < Span::secs(1) => Act::Breaks,
+        other => serves_and_releases(other, at),
+    });
+    assert!(matches!(
+        run.end,
+        Step::Done(Ok(Outcome::Copied { released: true, .. }))
+    ));
+}
+
+#[test]
+fn a_lease_that_fails_never_fails_an_attach() {
+    let rows = [
+        (Act::Breaks, Span(0)),
+        (Act::Silent, Span::secs(5)),
+        (Act::Fails(ErrorCode::StaleGeneration), Span(0)),
+        (Act::Fails(ErrorCode::Busy), Span(0)),
+        (Act::Says(Released {}.into()), Span(0)),
+    ];
+    for (daemon, took) in rows {
+        for options in [hasty(), patient()] {
+            let run = drive(options, Ok(()), Ok(()), |question, _| match question {
+                Some(Message::Watch(_)) => daemon.clone(),
+                _ => Act::Serves,
+            });
+            let mapped = Outcome::Mapped {
+                generation: GENERATION,
+                leased: false,
+            };
+            assert!(
+                matches!(run.end, Step::Done(Ok(outcome)) if outcome == mapped),
+                "{:?}",
+                run.end
+            );
+            assert_eq!(run.took, took);
+        }
+    }
+}
+
+#[test]
+fn an_answer_to_another_question_is_malformed() {
+    let run = against(hasty(), Act::Says(Released {}.into()));
+    assert!(matches!(because(&run), AttachError::Malformed { .. }));
+    let mut attach: Attach<Fd> = Attach::new(hasty(), key(0));
+    assert!(matches!(attach.step(Now(0)), Step::Connect));
+    attach.connected(Now(0), Ok(Peer { pid: 1, uid: UID }));
+    let bytes = frame(&Mismatch { fields: vec![] }.into(), 77, 0);
+    attach.receive(Now(0), &bytes, None, false);
+    assert!(matches!(
+        attach.step(Now(0)),
+        Step::LoadFromDisk {
+            because: AttachError::Malformed { .. }
+        }
+    ));
+}

@@ -1,0 +1,493 @@
+//! All processes of a node in virtual time: vault, server, loader, engines, and strangers.
+
+mod turn;
+
+use crate::host::Host;
+use crate::ledger::{Fd, File, Ledger};
+use crate::wire::{Dice, Pipe};
+use std::collections::{BTreeMap, VecDeque};
+use weightd_core::content::{CheckpointId, DeviceUuid, HandleKind, Key, Role};
+use weightd_core::machine::{
+    Attach, AttachError, AttachOptions, ConnId, ConnectFailure, Fault, Fetched, Held, Limits, Machine,
+    Origin, Outcome, Publish, PublishEvent, Server, Vault,
+};
+use weightd_core::peer::{Facts, FileKind, Peer};
+use weightd_core::time::{Now, Span};
+use weightd_core::wire::message::{
+    ContentInfo, DaemonId, DaemonInfo, Expects, Message, Publish as Publication, RegionInfo,
+};
+use weightd_core::wire::{Decoder, Frame, Header};
+
+pub const UID: u32 = 1000;
+pub const EPOCH: u64 = 0xE;
+pub const VAULT_PID: u32 = 10;
+pub const SERVER_PID: u32 = 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Gone,
+    Server(ConnId),
+    Vault(ConnId),
+    Backlog(DaemonId),
+    Loader,
+    Engine(usize),
+    Raw,
+}
+
+struct Wire {
+    /// The client, then the host.
+    ends: [Side; 2],
+    /// What each end has written.
+    pipes: [Pipe; 2],
+    client: Peer,
+}
+
+/// How an engine's attach ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    Done(Outcome),
+    Failed(AttachError),
+    Disk(AttachError),
+}
+
+pub struct Engine {
+    attach: Attach<Fd>,
+    daemon: DaemonId,
+    wire: Option<usize>,
+    pub end: Option<End>,
+    pub ended_at: Now,
+    /// What the driver was asked to do.
+    pub log: Vec<&'static str>,
+    pub mapped: Option<Fetched<Fd>>,
+    pub digest: Result<[u8; 32], String>,
+    pub import: Result<(), Fault>,
+    pub copy: Result<(), Fault>,
+    /// How long import and copy take, each.
+    pub works: Span,
+    busy_until: Option<Now>,
+    deadline: Option<Now>,
+    pub lease_ended: bool,
+}
+
+/// A client that says what a test wants it to say.
+#[derive(Default)]
+pub struct Raw {
+    out: VecDeque<(Vec<u8>, Vec<Fd>)>,
+    decoder: Decoder<Fd>,
+    pub heard: Vec<Frame<Fd>>,
+    pub ended: bool,
+    pub deaf: bool,
+    next_request: u32,
+}
+
+pub struct World {
+    pub now: Now,
+    pub ledger: Ledger,
+    pub dice: Option<Dice>,
+    pub limits: Limits,
+    pub vault: Option<Host<Vault<Fd>>>,
+    pub server: Option<Host<Server<Fd>>>,
+    pub loader: Option<Publish<Fd>>,
+    pub published: Vec<PublishEvent>,
+    pub engines: Vec<Engine>,
+    pub raws: BTreeMap<usize, Raw>,
+    wires: Vec<Wire>,
+    backlog: VecDeque<usize>,
+    pub listeners: Vec<File>,
+    pub capacity: usize,
+    /// While set, nothing that was discarded gets closed.
+    pub hold_reaper: bool,
+    pub server_uid: u32,
+}
+
+pub fn device(number: u8) -> DeviceUuid {
+    DeviceUuid([number; 16])
+}
+
+pub fn key(rank: u32) -> Key {
+    Key {
+        checkpoint: CheckpointId {
+            bytes: 100,
+            files: Some([1; 32]),
+            digest: None,
+        },
+        model_arch: "LlamaForCausalLM".into(),
+        tp_size: 2,
+        tp_rank: rank,
+        dtype: "auto".into(),
+        quantization: String::new(),
+        quant_config_hash: None,
+        revision: String::new(),
+        engine_version: String::new(),
+        pp_size: 1,
+        pp_rank: 0,
+        role: Role::Target,
+        dp_size: 1,
+        dp_rank: 0,
+        enable_expert_parallel: false,
+        expert_placement_strategy: "linear".into(),
+        layout: "checkpoint".into(),
+        processing: "stored".into(),
+        extra: BTreeMap::new(),
+    }
+}
+
+pub fn content(manifest_bytes: u64, regions: &[u64]) -> ContentInfo {
+    let regions = regions
+        .iter()
+        .map(|&bytes| RegionInfo {
+            handle: HandleKind::Memfd,
+            bytes,
+        })
+        .collect();
+    ContentInfo {
+        manifest_bytes,
+        regions,
+        tensors: 7,
+        aliases: 1,
+    }
+}
+
+pub fn info(daemon: DaemonId, no_release: bool) -> DaemonInfo {
+    DaemonInfo {
+        socket: format!("/run/weightd/{daemon}.sock"),
+        global_rank: daemon,
+        device_uuid: device(daemon as u8),
+        no_release,
+        key: key(daemon),
+    }
+}
+
+impl World {
+    pub fn new() -> World {
+        World {
+            now: Now(1_000_000),
+            ledger: Ledger::default(),
+            dice: None,
+            limits: Limits::default(),
+            vault: None,
+            server: None,
+            loader: None,
+            published: Vec::new(),
+            engines: Vec::new(),
+            raws: BTreeMap::new(),
+            wires: Vec::new(),
+            backlog: VecDeque::new(),
+            listeners: Vec::new(),
+            capacity: 200_000,
+            hold_reaper: false,
+            server_uid: UID,
+        }
+    }
+
+    /// A vault with two daemons, its server, and both contents loaded.
+    pub fn ready() -> World {
+        let mut world = World::new();
+        world.start_vault(false);
+        world.start_server();
+        world.load();
+        world.run();
+        world
+    }
+
+    pub fn start_vault(&mut self, no_release: bool) {
+        let mut held = Vec::new();
+        for daemon in 0..2 {
+            let lock = self
+                .ledger
+                .open(Facts {
+                    file: FileKind::Other,
+                    size: 0,
+                })
+                .strict();
+            let listener = self
+                .ledger
+                .open(Facts {
+                    file: FileKind::Listener,
+                    size: 0,
+                })
+                .strict();
+            self.listeners.push(listener.file);
+            held.push(Held {
+                info: info(daemon, no_release),
+                lock,
+                listener,
+            });
+        }
+        self.vault = Some(Host::new(Vault::new(VAULT_PID, EPOCH, held)));
+    }
+
+    /// A fresh server, which the vault leads if there is one.
+    pub fn start_server(&mut self) {
+        let server = Server::new(self.now, "0.1.0", SERVER_PID, self.server_uid, self.limits);
+        self.server = Some(Host::new(server));
+        if self.vault.is_some() {
+            self.lead_server();
+        }
+    }
+
+    /// Connects the vault to the control socket of the server that is there.
+    pub fn lead_server(&mut self) {
+        let (now, peer) = (
+            self.now,
+            Peer {
+                pid: SERVER_PID,
+                uid: UID,
+            },
+        );
+        let vault = self.vault.as_mut().expect("a vault");
+        let leader = vault.input(|vault| vault.accept(now, Origin::Server, peer));
+        let client = Peer {
+            pid: VAULT_PID,
+            uid: UID,
+        };
+        let wire = self.wire(Side::Vault(leader), client, Side::Gone);
+        let server = self.server.as_mut().expect("a server");
+        let conn = server.input(|server| server.accept(now, Origin::Control, client));
+        self.wires[wire].ends[1] = Side::Server(conn);
+    }
+
+    pub fn start_loader(&mut self) {
+        let (now, peer) = (self.now, Peer { pid: 30, uid: UID });
+        self.loader = Some(Publish::default());
+        let vault = self.vault.as_mut().expect("a vault");
+        let conn = vault.input(|vault| vault.accept(now, Origin::Loader, peer));
+        self.wire(Side::Loader, peer, Side::Vault(conn));
+    }
+
+    /// A loader that publishes 1000 bytes for daemon 0 and 2000 for daemon 1.
+    pub fn load(&mut self) {
+        self.start_loader();
+        for daemon in 0..2 {
+            self.publish(daemon, 1000 * (u64::from(daemon) + 1), Expects::Empty);
+        }
+    }
+
+    /// Publishes one region; returns the file of its memory.
+    pub fn publish(&mut self, daemon: DaemonId, bytes: u64, expects: Expects) -> File {
+        let region = self.ledger.memory(bytes);
+        let file = region.file;
+        let publication = Publication {
+            daemon,
+            generation: None,
+            expects,
+            key: key(daemon),
+            content: content(64, &[bytes]),
+        };
+        let descriptors = vec![self.ledger.memory(64), region];
+        self.loader
+            .as_mut()
+            .expect("a loader")
+            .publish(publication, descriptors);
+        file
+    }
+
+    pub fn attach(&mut self, daemon: DaemonId, options: AttachOptions, key: Key) -> usize {
+        self.engines.push(Engine {
+            attach: Attach::new(options, key),
+            daemon,
+            wire: None,
+            end: None,
+            ended_at: self.now,
+            log: Vec::new(),
+            mapped: None,
+            digest: Ok([9; 32]),
+            import: Ok(()),
+            copy: Ok(()),
+            works: Span(0),
+            busy_until: None,
+            deadline: None,
+            lease_ended: false,
+        });
+        self.engines.len() - 1
+    }
+
+    /// The engine's process ends.
+    pub fn end_engine(&mut self, engine: usize) {
+        self.engines[engine].mapped = None;
+        self.engines[engine]
+            .end
+            .get_or_insert(End::Failed(AttachError::Empty));
+        if let Some(wire) = self.engines[engine].wire.take() {
+            self.close_end(wire, 0);
+        }
+    }
+
+    /// A raw client on a daemon's socket.
+    pub fn raw(&mut self, daemon: DaemonId) -> usize {
+        self.raw_as(Origin::Daemon(daemon), Peer { pid: 50, uid: UID })
+    }
+
+    pub fn raw_as(&mut self, origin: Origin, client: Peer) -> usize {
+        let now = self.now;
+        let wire = match origin {
+            Origin::Daemon(daemon) => self.connect(daemon, Side::Raw, client).expect("a listener"),
+            Origin::Control => {
+                let server = self.server.as_mut().expect("a server");
+                let conn = server.input(|server| server.accept(now, origin, client));
+                self.wire(Side::Raw, client, Side::Server(conn))
+            }
+            Origin::Loader | Origin::Server => {
+                let vault = self.vault.as_mut().expect("a vault");
+                let conn = vault.input(|vault| vault.accept(now, origin, client));
+                self.wire(Side::Raw, client, Side::Vault(conn))
+            }
+        };
+        self.raws.insert(wire, Raw::default());
+        wire
+    }
+
+    /// A raw client says a whole message; returns its request id.
+    pub fn say(&mut self, raw: usize, message: impl Into<Message>, descriptors: Vec<Fd>) -> u32 {
+        let raw = self.raws.get_mut(&raw).expect("a raw client");
+        raw.next_request += 1;
+        let request = raw.next_request;
+        raw.out
+            .push_back((frame(&message.into(), request, descriptors.len()), descriptors));
+        request
+    }
+
+    /// A raw client sends bytes.
+    pub fn send(&mut self, raw: usize, bytes: &[u8], descriptors: Vec<Fd>) {
+        self.raws
+            .get_mut(&raw)
+            .expect("a raw client")
+            .out
+            .push_back((bytes.to_vec(), descriptors));
+    }
+
+    /// The messages that a raw client has got since the last call.
+    pub fn heard(&mut self, raw: usize) -> Vec<Message> {
+        let frames = std::mem::take(&mut self.raws.get_mut(&raw).expect("a raw client").heard);
+        frames
+            .iter()
+            .map(|frame| Message::decode(frame.kind, &frame.body).expect("a message"))
+            .collect()
+    }
+
+    pub fn hang_up(&mut self, raw: usize) {
+        self.close_end(raw, 0);
+    }
+
+    pub fn kill_server(&mut self) {
+        let server = self.server.take().expect("a server");
+        self.ledger.killing(server);
+        self.close_all(|side| matches!(side, Side::Server(_)));
+        self.reset_backlog();
+    }
+
+    pub fn kill_vault(&mut self) {
+        let vault = self.vault.take().expect("a vault");
+        self.ledger.killing(vault);
+        self.close_all(|side| matches!(side, Side::Vault(_)));
+        self.reset_backlog();
+    }
+
+    /// Everybody ends; nothing may be left open, and nothing may have been lost on the way.
+    pub fn finish(mut self) {
+        assert_eq!(self.ledger.lost(), [], "descriptors are discarded, never dropped");
+        if self.server.is_some() {
+            self.kill_server();
+        }
+        if self.vault.is_some() {
+            self.kill_vault();
+        }
+        let ledger = self.ledger.clone();
+        drop(self);
+        assert_eq!(ledger.open_in_all(), 0, "the world keeps nothing open");
+    }
+
+    /// Everything that can happen at this moment.
+    pub fn run(&mut self) {
+        let mut turns = 0;
+        while self.turn() {
+            turns += 1;
+            assert!(turns < 100_000, "the world never comes to rest");
+        }
+    }
+
+    /// Lets time pass, deadline by deadline.
+    pub fn pass(&mut self, span: Span) {
+        let until = self.now + span;
+        loop {
+            self.run();
+            let waiting = self.engines.iter().filter(|engine| engine.end.is_none());
+            let deadlines = waiting
+                .flat_map(|engine| [engine.deadline, engine.busy_until])
+                .chain([self.server.as_ref().and_then(|server| server.wake_at)])
+                .chain([self.vault.as_ref().and_then(|vault| vault.wake_at)]);
+            match deadlines.flatten().filter(|at| *at > self.now).min() {
+                Some(next) if next <= until => self.now = next,
+                _ => break,
+            }
+        }
+        self.now = until;
+        self.run();
+    }
+
+    fn wire(&mut self, client: Side, peer: Peer, host: Side) -> usize {
+        let pipes = [Pipe::new(self.capacity), Pipe::new(self.capacity)];
+        self.wires.push(Wire {
+            ends: [client, host],
+            pipes,
+            client: peer,
+        });
+        self.wires.len() - 1
+    }
+
+    fn connect(&mut self, daemon: DaemonId, client: Side, peer: Peer) -> Result<usize, ConnectFailure> {
+        let open = self
+            .listeners
+            .get(daemon as usize)
+            .is_some_and(|file| self.ledger.open_of(*file) > 0);
+        if !open {
+            return Err(ConnectFailure::Absent("connection refused".to_owned()));
+        }
+        let wire = self.wire(client, peer, Side::Backlog(daemon));
+        self.backlog.push_back(wire);
+        Ok(wire)
+    }
+
+    /// Connections in the backlog of a listener that nobody holds any more.
+    fn reset_backlog(&mut self) {
+        for wire in std::mem::take(&mut self.backlog) {
+            let Side::Backlog(daemon) = self.wires[wire].ends[1] else {
+                continue;
+            };
+            if self.ledger.open_of(self.listeners[daemon as usize]) > 0 {
+                self.backlog.push_back(wire);
+            } else {
+                self.close_end(wire, 1);
+            }
+        }
+    }
+
+    fn close_all(&mut self, which: impl Fn(Side) -> bool) {
+        for wire in 0..self.wires.len() {
+            for end in 0..2 {
+                if which(self.wires[wire].ends[end]) {
+                    self.close_end(wire, end);
+                }
+            }
+        }
+    }
+
+    fn close_end(&mut self, wire: usize, end: usize) {
+        let wire = &mut self.wires[wire];
+        wire.ends[end] = Side::Gone;
+        wire.pipes[end].ended = true;
+        wire.pipes[1 - end].break_off();
+    }
+}
+
+/// The bytes of a whole frame.
+pub fn frame(message: &Message, request: u32, descriptors: usize) -> Vec<u8> {
+    let body = message.encode().expect("a message that fits");
+    let header = Header {
+        kind: message.kind(),
+        request,
+        body: body.len(),
+        descriptors,
+    };
+    [header.encode().to_vec(), body].concat()
+}

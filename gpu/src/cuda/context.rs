@@ -1,0 +1,71 @@
+//! The primary context of a device, shared by all that use the device in this process.
+
+use super::driver::{CudaError, check, devices};
+use cudarc::driver::sys;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use weightd_core::content::DeviceUuid;
+
+/// A hold on a device's primary context: the one that PyTorch and the CUDA runtime use too, so that
+/// no second one takes memory.
+#[derive(Debug)]
+pub(crate) struct Context {
+    ordinal: i32,
+    context: sys::CUcontext,
+}
+
+impl Context {
+    /// The context of the device with this UUID, as this process counts devices.
+    pub fn of(uuid: DeviceUuid) -> Result<Arc<Context>, CudaError> {
+        static HELD: Mutex<BTreeMap<i32, Weak<Context>>> = Mutex::new(BTreeMap::new());
+        let ordinal = devices()?.iter().position(|device| *device == uuid);
+        let ordinal = ordinal.ok_or(CudaError::NotVisible { uuid })? as i32;
+        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = held.get(&ordinal).and_then(Weak::upgrade) {
+            return Ok(context);
+        }
+        let mut context = std::ptr::null_mut();
+        // SAFETY: `context` takes a handle; the ordinal is one that the driver listed.
+        check("cuDevicePrimaryCtxRetain", unsafe {
+            sys::cuDevicePrimaryCtxRetain(&mut context, ordinal)
+        })?;
+        let context = Arc::new(Context { ordinal, context });
+        held.insert(ordinal, Arc::downgrade(&context));
+        Ok(context)
+    }
+
+    /// The device's ordinal in this process.
+    pub fn ordinal(&self) -> i32 {
+        self.ordinal
+    }
+
+    /// Makes it the calling thread's, as nearly every call of the driver wants.
+    pub fn enter(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained for as long as `self` lives.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: balances the retain of `of`. Whoever uses the context otherwise has a hold of its own.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.ordinal) };
+    }
+}
+
+// SAFETY: a context handle may be used from any thread (CUDA driver API, "Context Management").
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver locks what it must.
+unsafe impl Sync for Context {}
+
+/// Free and total bytes of a device.
+pub(crate) fn memory(device: DeviceUuid) -> Result<(u64, u64), CudaError> {
+    let context = Context::of(device)?;
+    context.enter()?;
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both take one number each.
+    check("cuMemGetInfo", unsafe {
+        sys::cuMemGetInfo_v2(&mut free, &mut total)
+    })?;
+    Ok((free as u64, total as u64))
+}

@@ -1,0 +1,132 @@
+//! A worker's way from files into regions.
+
+use crate::device::DeviceKind;
+use crate::region::{Memory, Rows};
+use crate::{Device, MemoryError, Region, cuda};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// How many buffers a lane to a CUDA device has: one is filled while the device reads the other.
+const CUDA_BUFFERS: usize = 2;
+
+/// A small buffer, used again and again: filled by its owner, then copied to any number of regions.
+///
+/// On a CUDA device copies go on while the next buffer is filled; [`finish`](Lane::finish) waits for
+/// all of them.
+#[derive(Debug)]
+pub struct Lane(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Host(Vec<u8>),
+    Cuda(cuda::Lane),
+}
+
+impl Lane {
+    /// `lanes` lanes to `devices`, which are of one kind, with buffers of `bytes` bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError::OutOfMemory`] and [`MemoryError::Cuda`].
+    pub fn open(devices: &[Device], lanes: usize, bytes: usize) -> Result<Vec<Lane>, MemoryError> {
+        match devices.first().filter(|device| device.kind() == DeviceKind::Cuda) {
+            None => (0..lanes).map(|_| Lane::host(bytes)).collect(),
+            Some(first) => {
+                let staging = lanes * CUDA_BUFFERS * bytes;
+                let failed = |error| MemoryError::cuda(first.uuid(), staging as u64, error);
+                let mut uuids: Vec<_> = devices.iter().map(Device::uuid).collect();
+                uuids.sort_unstable();
+                uuids.dedup();
+                let staging = cuda::Staging::open(first.uuid(), staging)?;
+                let lanes = cuda::Lane::open(&Arc::new(staging), &uuids, lanes, CUDA_BUFFERS, bytes);
+                Ok(lanes
+                    .map_err(failed)?
+                    .into_iter()
+                    .map(|lane| Lane(Kind::Cuda(lane)))
+                    .collect())
+            }
+        }
+    }
+
+    fn host(bytes: usize) -> Result<Lane, MemoryError> {
+        let mut buffer = Vec::new();
+        let room = buffer.try_reserve_exact(bytes);
+        room.map_err(|error| MemoryError::OutOfMemory {
+            bytes: bytes as u64,
+            why: error.to_string(),
+        })?;
+        buffer.resize(bytes, 0);
+        Ok(Lane(Kind::Host(buffer)))
+    }
+
+    /// The buffer to fill next, once nobody reads it any more.
+    pub fn next_buffer(&mut self) -> Result<&mut [u8], MemoryError> {
+        match &mut self.0 {
+            Kind::Host(buffer) => Ok(buffer),
+            Kind::Cuda(lane) => Ok(lane.next_buffer()?),
+        }
+    }
+
+    /// The buffer as it was filled.
+    pub fn buffer(&self) -> &[u8] {
+        match &self.0 {
+            Kind::Host(buffer) => buffer,
+            Kind::Cuda(lane) => lane.buffer(),
+        }
+    }
+
+    /// Copies a part of the buffer to byte `offset` of a region.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Region::write`].
+    ///
+    /// # Panics
+    ///
+    /// When `from` leaves the buffer.
+    pub fn write(&mut self, region: &Region, offset: u64, from: Range<usize>) -> Result<(), MemoryError> {
+        match (&mut self.0, region.memory()) {
+            (Kind::Cuda(lane), Memory::Cuda(memory)) => {
+                region.check(offset, from.len() as u64)?;
+                let written = lane.write(region.device(), memory, offset, from);
+                written.map_err(|error| region.failed(error))
+            }
+            _ => region.write(offset, &self.buffer()[from]),
+        }
+    }
+
+    /// Copies rows of the buffer, from byte `from` on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Region::write_2d`].
+    ///
+    /// # Panics
+    ///
+    /// When `from` leaves the buffer.
+    pub fn write_2d(&mut self, region: &Region, from: usize, rows: Rows) -> Result<(), MemoryError> {
+        match (&mut self.0, region.memory()) {
+            (Kind::Cuda(lane), Memory::Cuda(memory)) => {
+                let source = &lane.buffer()[from..];
+                if !region.check_rows(source.len(), &rows)? {
+                    return Ok(());
+                }
+                let written = lane.write_rows(region.device(), memory, from, &rows);
+                written.map_err(|error| region.failed(error))
+            }
+            _ => region.write_2d(&self.buffer()[from..], rows),
+        }
+    }
+
+    /// Waits until everything has arrived.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError::Cuda`]: what was copied may not have arrived.
+    pub fn finish(&mut self) -> Result<(), MemoryError> {
+        match &mut self.0 {
+            Kind::Host(_) => Ok(()),
+            Kind::Cuda(lane) => Ok(lane.finish()?),
+        }
+    }
+}
