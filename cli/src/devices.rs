@@ -2,6 +2,7 @@
 
 use crate::args::{DeviceArg, DevicesArgs};
 use crate::error::CliError;
+use crate::output::say;
 use std::process::{Command, ExitCode, Stdio};
 use tracing::debug;
 use weightd_core::content::DeviceUuid;
@@ -66,7 +67,7 @@ impl Devices {
 /// `weightd devices`: the UUIDs of the CUDA devices, one on each line.
 pub fn run(_: &DevicesArgs) -> Result<ExitCode, CliError> {
     for device in Device::cuda().map_err(|error: CudaError| CliError::failure(error))? {
-        println!("{}", device.uuid().hex());
+        say(device.uuid().hex())?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -31,6 +31,7 @@ pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
     for (control, sockets) in owned {
         let until = Instant::now() + ENDS_WITHIN;
         if !ask_to_stop(&control, until)? {
+            remove_stale_control(&control);
             continue;
         }
         for socket in &sockets {
@@ -42,6 +43,7 @@ pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
     }
     match stopped {
         0 => say("no daemons")?,
+        1 => say("stopped 1 daemon")?,
         number => say(format_args!("stopped {number} daemons"))?,
     }
     Ok(ExitCode::SUCCESS)

@@ -47,7 +47,8 @@ struct Socket {
     closed: bool,
     wants_read: bool,
     wants_write: bool,
-    paused_until: Option<Now>,
+    /// Nothing is sent for a moment.
+    paused: bool,
 }
 
 #[derive(Debug)]
@@ -68,6 +69,8 @@ pub struct Driver<M> {
     sockets: BTreeMap<ConnId, Socket>,
     /// Connections that may have something to do.
     ready: BTreeSet<ConnId>,
+    /// Connections that send nothing before this moment.
+    paused: BTreeSet<(Now, ConnId)>,
     /// Listeners that may have a connection.
     pending: BTreeSet<Token>,
     watched: Vec<Watch>,
@@ -91,6 +94,7 @@ impl<M: Machine<OwnedFd>> Driver<M> {
             targets: BTreeMap::new(),
             sockets: BTreeMap::new(),
             ready: BTreeSet::new(),
+            paused: BTreeSet::new(),
             pending: BTreeSet::new(),
             watched: Vec::new(),
             next_token: 1,
@@ -128,7 +132,7 @@ impl<M: Machine<OwnedFd>> Driver<M> {
                 closed: false,
                 wants_read: false,
                 wants_write: false,
-                paused_until: None,
+                paused: false,
             },
         );
         self.wake_at = Some(Now(0));
@@ -174,13 +178,14 @@ impl<M: Machine<OwnedFd>> Driver<M> {
             self.machine.tick(now);
         }
         self.drain(&mut events)?;
+        self.end_pauses(now);
         for conn in std::mem::take(&mut self.ready) {
             self.serve(now, conn, &mut events)?;
         }
         for token in std::mem::take(&mut self.pending) {
             self.accept(now, token, &mut events)?;
         }
-        let paused = self.sockets.values().filter_map(|socket| socket.paused_until);
+        let paused = self.paused.first().map(|(until, _)| *until);
         let idle = self.ready.is_empty() && (self.pending.is_empty() || !self.accepting);
         let wake_at = if idle {
             self.wake_at.into_iter().chain(paused).min()
@@ -222,6 +227,18 @@ impl<M: Machine<OwnedFd>> Driver<M> {
         }
     }
 
+    fn end_pauses(&mut self, now: Now) {
+        while let Some(&(until, conn)) = self.paused.first()
+            && until <= now
+        {
+            self.paused.pop_first();
+            if let Some(socket) = self.sockets.get_mut(&conn) {
+                socket.paused = false;
+                self.ready.insert(conn);
+            }
+        }
+    }
+
     /// One read, and then all writes that the socket takes.
     fn serve(&mut self, now: Now, conn: ConnId, events: &mut Vec<M::Event>) -> io::Result<()> {
         let Some(socket) = self.sockets.get_mut(&conn) else {
@@ -257,11 +274,8 @@ impl<M: Machine<OwnedFd>> Driver<M> {
         while let Some(socket) = self.sockets.get_mut(&conn)
             && socket.wants_write
             && socket.writable
+            && !socket.paused
         {
-            if socket.paused_until.is_some_and(|until| now < until) {
-                return Ok(());
-            }
-            socket.paused_until = None;
             let Some(outgoing) = self.machine.outgoing(conn) else {
                 return Ok(());
             };
@@ -270,9 +284,8 @@ impl<M: Machine<OwnedFd>> Driver<M> {
                 Ok(bytes) => self.machine.wrote(now, conn, bytes),
                 Err(SendError::WouldBlock) => socket.writable = false,
                 Err(SendError::TooManyInFlight) => {
-                    socket.paused_until = Some(now + IN_FLIGHT_PAUSE);
-                    self.ready.insert(conn);
-                    return Ok(());
+                    socket.paused = true;
+                    self.paused.insert((now + IN_FLIGHT_PAUSE, conn));
                 }
                 // What the peer sent before it left may still be read.
                 Err(_) if socket.readable && socket.wants_read => {

@@ -23,3 +23,8 @@ pub mod request;
 pub mod serve;
 
 pub use clock::Clock;
+
+/// The README's example, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

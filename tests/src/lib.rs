@@ -1,12 +1,47 @@
-//! What tests across crates share: the checkpoints in `data/`, as Hugging Face transformers wrote
-//! them.
+//! What tests and benchmarks across crates share: the checkpoints in `data/`, as Hugging Face
+//! transformers wrote them, and content that is served from the same process.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod resident;
+pub mod shapes;
+
+pub use resident::Resident;
+
 use std::path::{Path, PathBuf};
+use weightd_blocking::client::Engine;
+use weightd_checkpoint::{Checkpoint, KeyOptions, Rank};
+use weightd_core::content::{Key, Role};
+use weightd_core::machine::Fault;
+use weightd_gpu::Weights;
 
 /// The directory of a checkpoint: `llama` (several files) or `qwen3` (one file, tied embedding).
 pub fn checkpoint(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data").join(name)
+}
+
+/// The key of the checkpoint `qwen3` with one rank.
+///
+/// # Panics
+/// When the checkpoint is not what it was.
+pub fn key() -> Key {
+    let checkpoint = Checkpoint::open(&checkpoint("qwen3")).expect("the checkpoint in data/");
+    let rank = Rank { dp: 0, pp: 0, tp: 0 };
+    let key = KeyOptions::default().key(&checkpoint, checkpoint.identity(), rank, Role::Target);
+    key.expect("a key of the checkpoint in data/")
+}
+
+/// An engine that maps, and has the same files as the daemon.
+#[derive(Debug)]
+pub struct Mapper;
+
+impl Engine for Mapper {
+    fn digest(&mut self) -> Result<[u8; 32], String> {
+        Err("both sides have the same files".to_owned())
+    }
+
+    fn copy(&mut self, _weights: &Weights) -> Result<(), Fault> {
+        Err(Fault::Other("mapping copies nothing".to_owned()))
+    }
 }

@@ -1,44 +1,46 @@
-//! Content with every kind of tensor: one process publishes it, another serves it, and this one,
-//! which holds the vault, maps it.
+//! A launcher in this process, a server and a publisher in others: what one publishes, others map.
 //!
 //! The ignored tests are the bodies of the other processes, and do nothing when run by themselves.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
 use weightd_blocking::Clock;
 use weightd_blocking::channel::Channel;
-use weightd_blocking::client::{Engine, attach};
+use weightd_blocking::client::attach;
 use weightd_blocking::driver::Driver;
+use weightd_blocking::request::{RequestError, request};
 use weightd_blocking::serve::{ServerProcess, serve};
-use weightd_checkpoint::{Checkpoint, KeyOptions, Rank};
 use weightd_core::content::manifest::{ManifestBuilder, Region, TensorKind, TensorSpec};
-use weightd_core::content::{DeviceUuid, Dtype, HandleKind, Key, Manifest, Role};
+use weightd_core::content::{DeviceUuid, Dtype, HandleKind, Manifest, Role};
 use weightd_core::machine::{
-    AttachOptions, Fault, Held, Limits, Origin, Outcome, PublishEvent, Vault, VaultEvent,
+    AskError, AttachOptions, Held, Limits, Origin, Outcome, PublishEvent, Vault, VaultEvent,
 };
 use weightd_core::peer::Peer;
-use weightd_core::wire::message::{ContentInfo, DaemonInfo, Expects, Publish, RegionInfo};
-use weightd_gpu::{Device, Weights};
+use weightd_core::time::Span;
+use weightd_core::wire::Message;
+use weightd_core::wire::message::{
+    ContentInfo, DaemonInfo, ErrorCode, Expects, GetStatus, Publish, RegionInfo, Stop,
+};
+use weightd_gpu::Device;
 use weightd_socket::connect::{connect, pair};
 use weightd_socket::credentials::our_uid;
 use weightd_socket::listen::Pending;
 use weightd_socket::lock::Lock;
 use weightd_socket::path::{control_path, socket_path};
+use weightd_tests::{Mapper, key};
 
 /// The path of the control socket, for a child.
 const CONTROL: &str = "WEIGHTD_TEST_CONTROL";
 
+/// Longer than anything takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// The sizes of the two regions, in bytes.
 const BYTES: [u64; 2] = [4096, 512];
-
-fn key() -> Key {
-    let checkpoint = Checkpoint::open(&weightd_tests::checkpoint("qwen3")).unwrap();
-    let rank = Rank { dp: 0, pp: 0, tp: 0 };
-    KeyOptions::default()
-        .key(&checkpoint, checkpoint.identity(), rank, Role::Target)
-        .unwrap()
-}
 
 /// What region `number` holds.
 fn bytes_of(number: usize) -> Vec<u8> {
@@ -130,46 +132,113 @@ fn manifest(device: DeviceUuid) -> Manifest {
     builder.finish().unwrap()
 }
 
-#[test]
-fn content_of_every_kind_arrives_whole_in_another_process() {
-    let temp = tempfile::tempdir().unwrap();
-    let device = Device::host(0).uuid();
-    let socket = socket_path(temp.path(), &device, None, None, Role::Target).unwrap();
-    let lock = Lock::acquire(&socket).unwrap();
+/// A launcher's part in this process, with a server of its own, and a publisher that has published
+/// to the first daemon.
+struct Node {
+    driver: Driver<Vault<OwnedFd>>,
+    names: Vec<(Lock, Pending)>,
+    server: Process,
+    _dir: TempDir,
+}
+
+impl Node {
+    fn start(daemons: u32) -> Node {
+        let dir = tempfile::tempdir().unwrap();
+        let names: Vec<_> = (0..daemons).map(|daemon| name(dir.path(), daemon)).collect();
+        let held = (0..).zip(&names).map(|(daemon, name)| held(daemon, name));
+        let vault = Vault::new(std::process::id(), 7, held);
+        let (server, control) = Process::server(dir.path());
+        let (clock, mut driver) = (Clock::start(), Driver::new(vault).unwrap());
+        let (connection, peer) = connect(&control).unwrap();
+        driver.add(clock.now(), connection, Origin::Server, peer).unwrap();
+        let (ours, theirs) = pair().unwrap();
+        let publisher = Process::start("publisher_body", &control, theirs);
+        let (pid, uid) = (publisher.0.id(), our_uid().unwrap());
+        driver
+            .add(clock.now(), ours, Origin::Loader, Peer { pid, uid })
+            .unwrap();
+        turn_until_armed_with_the_first(&mut driver, &clock);
+        Node {
+            driver,
+            names,
+            server,
+            _dir: dir,
+        }
+    }
+}
+
+fn turn_until_armed_with_the_first(driver: &mut Driver<Vault<OwnedFd>>, clock: &Clock) {
+    let mut stored = false;
+    loop {
+        let turn = driver.turn(clock.now()).unwrap();
+        for event in turn.events {
+            match event {
+                VaultEvent::Stored { daemon: 0, .. } => stored = true,
+                VaultEvent::Armed { .. } if stored => return,
+                VaultEvent::LoadFailed { why } | VaultEvent::ServerGone { why } => panic!("{why}"),
+                _ => {}
+            }
+        }
+        driver.wait(clock.until(turn.wake_at)).unwrap();
+    }
+}
+
+fn name(dir: &Path, daemon: u32) -> (Lock, Pending) {
+    let device = Device::host(daemon).uuid();
+    let lock = Lock::acquire(&socket_path(dir, &device, None, None, Role::Target).unwrap()).unwrap();
     let pending = Pending::bind(&lock).unwrap();
-    let control = control_path(temp.path(), 1).unwrap();
-    let control_lock = Lock::acquire(&control).unwrap();
-    let listener = Pending::bind(&control_lock)
-        .unwrap()
-        .publish(&control_lock)
-        .unwrap();
-    let held = Held {
+    (lock, pending)
+}
+
+fn held(daemon: u32, (lock, pending): &(Lock, Pending)) -> Held<OwnedFd> {
+    Held {
         info: DaemonInfo {
-            socket: socket.display().to_string(),
-            global_rank: 0,
-            device_uuid: device,
+            socket: lock.socket().display().to_string(),
+            global_rank: daemon,
+            device_uuid: Device::host(daemon).uuid(),
             no_release: false,
             key: key(),
         },
         lock: lock.as_fd().try_clone_to_owned().unwrap(),
         listener: pending.as_fd().try_clone_to_owned().unwrap(),
-    };
+    }
+}
 
-    let clock = Clock::start();
-    let mut driver = Driver::new(Vault::new(std::process::id(), 7, [held])).unwrap();
-    let _server = Process::start("server_body", &control, listener);
-    let (connection, peer) = connect(&control).unwrap();
-    driver.add(clock.now(), connection, Origin::Server, peer).unwrap();
-    let (ours, theirs) = pair().unwrap();
-    let publisher = Process::start("publisher_body", &control, theirs);
-    let (pid, uid) = (publisher.0.id(), our_uid().unwrap());
-    driver
-        .add(clock.now(), ours, Origin::Loader, Peer { pid, uid })
-        .unwrap();
-    serve_until_armed(&mut driver, &clock);
+#[test]
+fn a_server_ends_when_its_launcher_dies_before_everything_was_published() {
+    let mut node = Node::start(2);
+    drop(node.driver);
+    assert!(node.server.end().success());
+}
+
+#[test]
+fn a_server_that_waits_for_its_launcher_does_not_stop_for_a_passer_by() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_server, control) = Process::server(dir.path());
+    match request(&control, Stop {}, Span::secs(60)) {
+        Err(RequestError::Ask {
+            error: AskError::Failed { code, .. },
+            ..
+        }) => {
+            assert_eq!(code, ErrorCode::Busy);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(
+        request(&control, GetStatus {}, Span::secs(60)),
+        Ok(Message::ServerStatus(status)) if status.launcher_pid == 0 && status.daemons == 0
+    ));
+}
+
+#[test]
+fn content_of_every_kind_arrives_whole_in_another_process() {
+    let mut node = Node::start(1);
+    let (lock, pending) = node.names.remove(0);
     pending.publish(&lock).unwrap();
+    let (socket, device) = (lock.socket(), Device::host(0).uuid());
+    let uid = our_uid().unwrap();
 
-    let attached = attach(&socket, AttachOptions::new(uid), key(), &mut Mapper).unwrap();
+    let attached = attach(socket, AttachOptions::new(uid), key(), &mut Mapper).unwrap();
     let generation = attached.generation();
     assert_eq!((generation.epoch, generation.number), (7, 1));
     assert_eq!(
@@ -211,20 +280,6 @@ fn elements(tensor: &weightd_core::content::manifest::Tensor<'_>) -> Vec<u8> {
         elements.extend_from_slice(&memory[start..start + width as usize]);
     }
     elements
-}
-
-fn serve_until_armed(driver: &mut Driver<Vault<OwnedFd>>, clock: &Clock) {
-    loop {
-        let turn = driver.turn(clock.now()).unwrap();
-        for event in turn.events {
-            match event {
-                VaultEvent::Armed { complete: true } => return,
-                VaultEvent::LoadFailed { why } | VaultEvent::ServerGone { why } => panic!("{why}"),
-                _ => {}
-            }
-        }
-        driver.wait(clock.until(turn.wake_at)).unwrap();
-    }
 }
 
 #[test]
@@ -293,6 +348,14 @@ fn stdin() -> OwnedFd {
 struct Process(Child);
 
 impl Process {
+    /// A server behind a control socket, and that socket's path.
+    fn server(dir: &Path) -> (Process, PathBuf) {
+        let control = control_path(dir, 1).unwrap();
+        let lock = Lock::acquire(&control).unwrap();
+        let listener = Pending::bind(&lock).unwrap().publish(&lock).unwrap();
+        (Process::start("server_body", &control, listener), control)
+    }
+
     fn start(body: &str, control: &Path, stdin: OwnedFd) -> Process {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
@@ -304,21 +367,23 @@ impl Process {
     }
 }
 
+impl Process {
+    /// How it ends by itself.
+    fn end(&mut self) -> ExitStatus {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < until, "it does not end");
+            sleep(Duration::from_millis(5));
+        }
+    }
+}
+
 impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-}
-
-struct Mapper;
-
-impl Engine for Mapper {
-    fn digest(&mut self) -> Result<[u8; 32], String> {
-        Err("both sides have the same files".to_owned())
-    }
-
-    fn copy(&mut self, _weights: &Weights) -> Result<(), Fault> {
-        Err(Fault::Other("mapping copies nothing".to_owned()))
     }
 }

@@ -1,5 +1,6 @@
 //! One clear line each, the right exit code, and nothing left behind.
 
+use crate::checkpoints::*;
 use crate::harness::*;
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;

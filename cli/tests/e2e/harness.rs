@@ -148,12 +148,14 @@ impl Site {
             .collect()
     }
 
-    /// Every living process whose command line names something in this site.
+    /// Every living process that was started for this site, by whomever.
     pub fn processes(&self) -> Vec<u32> {
-        let ours = self.temp.path().to_str().unwrap().as_bytes();
+        let ours = format!("WEIGHTD_SOCKET_DIR={}", self.dir().display()).into_bytes();
         let is_ours = |pid: &u32| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            line.windows(ours.len()).any(|window| window == ours)
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment
+                .split(|byte| *byte == 0)
+                .any(|variable| variable == ours)
         };
         all_pids().into_iter().filter(is_ours).filter(is_alive).collect()
     }

@@ -1,5 +1,7 @@
 //! Clients that break every rule, against good ones beside them.
 
+use crate::checkpoints::*;
+use crate::engine::*;
 use crate::harness::*;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::io::{ErrorKind, IoSlice, Read, Write};
@@ -8,8 +10,6 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
-use weightd_checkpoint::{Checkpoint, KeyOptions, Rank};
-use weightd_core::content::Role;
 use weightd_core::wire::Message;
 use weightd_core::wire::frame::{HEADER_BYTES, Header};
 use weightd_core::wire::message::{ErrorCode, GetMemory, GetState, GetStatus};
@@ -32,11 +32,7 @@ fn frame(message: impl Into<Message>, request: u32) -> Vec<u8> {
 
 /// A request for the content that the daemon will grant.
 fn get_state() -> Vec<u8> {
-    let checkpoint = Checkpoint::open(&model("qwen3")).unwrap();
-    let rank = Rank { dp: 0, pp: 0, tp: 0 };
-    let key = KeyOptions::default()
-        .key(&checkpoint, checkpoint.identity(), rank, Role::Target)
-        .unwrap();
+    let key = key(&model("qwen3"), 1);
     frame(
         GetState {
             key,

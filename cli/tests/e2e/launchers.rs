@@ -1,5 +1,6 @@
 //! Several launchers in one directory.
 
+use crate::checkpoints::*;
 use crate::harness::*;
 use rustix::process::Signal;
 

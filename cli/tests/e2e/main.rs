@@ -4,6 +4,8 @@
 //! down whatever it started, also when it fails.
 
 mod bad_input;
+mod checkpoints;
+mod engine;
 mod harness;
 mod hostile;
 mod key;

@@ -1,5 +1,7 @@
 //! Letting go, and who keeps what.
 
+use crate::checkpoints::*;
+use crate::engine::*;
 use crate::harness::*;
 use rustix::process::Signal;
 

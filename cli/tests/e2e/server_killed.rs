@@ -1,5 +1,7 @@
 //! A server that dies is replaced, and nobody notices more than a pause.
 
+use crate::checkpoints::*;
+use crate::engine::*;
 use crate::harness::*;
 use rustix::process::Signal;
 use serde_json::Value;

@@ -1,9 +1,13 @@
 //! Loading once and mapping often.
 
+use crate::checkpoints::*;
+use crate::engine::*;
 use crate::harness::*;
 use safetensors_file::Saved;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 
 mod safetensors_file {
     //! A safetensors file, read by hand.
@@ -96,7 +100,7 @@ fn serves(name: &str, tp: u32, tensors: u64, aliases: u64) {
         let path = save.join(format!("dp0_pp0_tp{rank}.safetensors"));
         assert_eq!(report["saved"], path.to_str().unwrap());
     }
-    saved_is_what_the_checkpoint_holds(&save, &model, tp, tensors);
+    saved_is_what_the_checkpoint_holds(&save, &model, tp);
 
     let last = (tp - 1).to_string();
     let one = site.attach(&model, tp, &["--rank", &last]);
@@ -110,12 +114,7 @@ fn serves(name: &str, tp: u32, tensors: u64, aliases: u64) {
 }
 
 /// The shards of the embedding, put together, are the embedding; a norm is whole on every rank.
-fn saved_is_what_the_checkpoint_holds(
-    save: &std::path::Path,
-    model: &std::path::Path,
-    tp: u32,
-    tensors: u64,
-) {
+fn saved_is_what_the_checkpoint_holds(save: &Path, model: &Path, tp: u32) {
     let files = fs::read_dir(model).unwrap().map(|entry| entry.unwrap().path());
     let files = files.filter(|path| {
         path.extension()
@@ -133,14 +132,23 @@ fn saved_is_what_the_checkpoint_holds(
         .collect();
     let norm = "model.norm.weight";
     let (mut embedding, mut rows) = (Vec::new(), 0);
+    let names = tensor_names(model);
     for rank in &ranks {
-        let names = rank.header.keys().filter(|name| *name != "__metadata__");
-        assert_eq!(names.count() as u64, tensors);
+        let saved: Vec<&String> = rank
+            .header
+            .keys()
+            .filter(|name| *name != "__metadata__")
+            .collect();
+        assert_eq!(saved, names.iter().collect::<Vec<_>>());
+        for name in &names {
+            let (entry, whole) = (&rank.header[name], &stored(name).header[name]);
+            assert_eq!(entry["dtype"], whole["dtype"], "{name}");
+            let dims = |entry: &Value| entry["shape"].as_array().unwrap().len();
+            assert_eq!(dims(entry), dims(whole), "{name}");
+        }
         embedding.extend_from_slice(rank.bytes(EMBEDDING));
         rows += rank.shape(EMBEDDING)[0];
         assert_eq!(rank.bytes(norm), stored(norm).bytes(norm));
-        let dtypes = |file: &Saved| file.header[norm]["dtype"].clone();
-        assert_eq!(dtypes(rank), dtypes(stored(norm)));
     }
     assert_eq!(embedding, stored(EMBEDDING).bytes(EMBEDDING));
     assert_eq!(rows, stored(EMBEDDING).shape(EMBEDDING)[0]);
@@ -148,7 +156,7 @@ fn saved_is_what_the_checkpoint_holds(
 
 #[test]
 fn llama_is_served_to_one_two_and_four_ranks() {
-    let tensors = tensor_names("llama").len() as u64;
+    let tensors = tensor_names(&model("llama")).len() as u64;
     for tp in [1, 2, 4] {
         serves("llama", tp, tensors, 0);
     }
@@ -156,16 +164,15 @@ fn llama_is_served_to_one_two_and_four_ranks() {
 
 #[test]
 fn qwen3_is_served_to_one_two_and_four_ranks_with_its_head_as_an_alias() {
-    let tensors = tensor_names("qwen3").len() as u64;
+    let tensors = tensor_names(&model("qwen3")).len() as u64;
     for tp in [1, 2, 4] {
         serves("qwen3", tp, tensors, 1);
     }
 }
 
-fn tensor_names(name: &str) -> Vec<String> {
-    let files = fs::read_dir(model(name))
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
+/// In ascending order.
+fn tensor_names(model: &Path) -> BTreeSet<String> {
+    let files = fs::read_dir(model).unwrap().map(|entry| entry.unwrap().path());
     files
         .filter(|path| {
             path.extension()
@@ -179,7 +186,7 @@ fn tensor_names(name: &str) -> Vec<String> {
 #[test]
 fn a_tied_head_is_listed_as_an_alias_of_the_embedding_though_no_file_has_it() {
     let (site, model) = (Site::new(), model("qwen3"));
-    assert!(!tensor_names("qwen3").contains(&"lm_head.weight".to_owned()));
+    assert!(!tensor_names(&model).contains("lm_head.weight"));
     let _launcher = site.preload(&model, 1, &[]);
     let save = site.path().join("saved");
     let ran = site.attach(&model, 1, &["--all", "--save", save.to_str().unwrap()]);

@@ -1,5 +1,6 @@
 //! How a launcher ends.
 
+use crate::checkpoints::*;
 use crate::harness::*;
 use rustix::process::Signal;
 use std::process::Command;
@@ -103,7 +104,7 @@ fn stop_ends_a_launcher_that_is_still_loading_and_that_one_has_failed() {
     let ran = site.run(&["stop"]);
     assert_eq!(
         (ran.code, ran.stdout.as_str()),
-        (Some(0), "stopped 1 daemons\n"),
+        (Some(0), "stopped 1 daemon\n"),
         "{ran:?}"
     );
     assert_eq!(launcher.code(), 1);

@@ -1,5 +1,6 @@
 //! What dies before READY takes everything with it.
 
+use crate::checkpoints::*;
 use crate::harness::*;
 use rustix::process::Signal;
 

@@ -1,8 +1,12 @@
 //! Other users, and other namespaces.
 
+use crate::checkpoints::*;
 use crate::harness::*;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::fs;
-use std::io::Read;
+use std::io::{IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
@@ -140,4 +144,68 @@ fn namespaces_that_share_only_the_socket_directory_share_the_weights() {
         .env("WEIGHTD_SOCKET_DIR", site.dir());
     let ran = finish(command);
     assert_eq!(ran.code, Some(0), "{ran:?}");
+}
+
+#[test]
+fn content_waits_while_the_user_has_too_many_descriptors_in_flight() {
+    if !is_root() {
+        return;
+    }
+    // Root is exempt from the kernel's limit, which is the sender's limit of open files.
+    let site = Site::new();
+    fs::set_permissions(site.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let qwen = copy_of(&model("qwen3"), &site.path().join("model"));
+    let binary = site.path().join("weightd");
+    let copied = Command::new("cp")
+        .arg(env!("CARGO_BIN_EXE_weightd"))
+        .arg(&binary)
+        .status();
+    assert!(copied.unwrap().success());
+    let as_stranger = |subcommand: &str, limit: u32, more: &[&str]| {
+        let plain = site.on_model(subcommand, &qwen, 1, more);
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", r#"ulimit -n "$0"; exec "$@""#, &limit.to_string()])
+            .arg(&binary)
+            .args(plain.get_args())
+            .env("WEIGHTD_SOCKET_DIR", site.dir())
+            .current_dir("/")
+            .uid(STRANGER)
+            .gid(STRANGER);
+        command
+    };
+    let mut launcher = site.start(as_stranger("preload", 128, &[]));
+    launcher.ready();
+    let mut flood = stranger(&site, "strangers::child_floods", &site.dir());
+    wait_until("descriptors are in flight", || {
+        site.path().join("sockets/flood").exists()
+    });
+
+    let mut engine = site.start(as_stranger("attach", 128, &["--all", "--verify"]));
+    wait_until("the server has the request", || {
+        launcher.log().contains(": sent ")
+    });
+    assert!(engine.child.try_wait().unwrap().is_none());
+    drop(flood.stdin.take());
+    assert_passed(flood);
+    assert_eq!(engine.code(), 0, "{}", engine.log());
+    launcher.signal(rustix::process::Signal::INT);
+    assert_eq!(launcher.code(), 130);
+}
+
+#[test]
+#[ignore = "a child of another test"]
+fn child_floods() {
+    let Some(dir) = child_socket() else { return };
+    let (ours, _never_reads) = UnixStream::pair().unwrap();
+    for _ in 0..2 {
+        let fds = vec![ours.as_fd(); 200];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        sendmsg(&ours, &[IoSlice::new(b"x")], &mut control, SendFlags::NOSIGNAL).unwrap();
+    }
+    fs::write(dir.join("flood"), "").unwrap();
+    // Until whoever started us has seen enough.
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }

@@ -189,7 +189,8 @@ mod tests {
 
     #[test]
     fn each_field_alone_makes_a_mismatch_that_names_it() {
-        let changes: &[(&str, fn(&mut Key))] = &[
+        type Change = (&'static str, fn(&mut Key));
+        let changes: &[Change] = &[
             ("checkpoint", |k| k.checkpoint.bytes = 11),
             ("model_arch", |k| k.model_arch.push('x')),
             ("tp_size", |k| k.tp_size = 4),

@@ -57,7 +57,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         2 => any::<usize>().prop_map(HangUp),
         1 => any::<bool>().prop_map(HoldReaper),
         3 => (0..8_000_u64).prop_map(Pass),
-        1 => prop_oneof![Just(1), Just(30), Just(200_000)].prop_map(Narrow),
+        1 => prop_oneof![Just(5), Just(36), Just(200_000)].prop_map(Narrow),
     ]
 }
 
@@ -103,9 +103,11 @@ fn apply(world: &mut World, model: &mut Model, operation: Operation) {
             works,
         } => {
             let mode = if copy { Mode::Copy } else { Mode::ZeroCopy };
+            let state_timeout = Span::secs(20);
             let options = AttachOptions {
                 mode,
                 fallback,
+                state_timeout,
                 ..AttachOptions::new(UID)
             };
             let engine = world.attach(daemon, options, key(daemon));
@@ -173,7 +175,7 @@ fn comes_to_rest(world: &mut World, model: &mut Model) {
         raw.deaf = false;
         raw.heard.clear();
     }
-    world.pass(Span::secs(400));
+    world.pass(Span::secs(200));
     for raw in world.raws.values_mut() {
         raw.heard.clear();
     }
@@ -246,8 +248,6 @@ fn live_through(seed: u64, operations: Vec<Operation>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
-
     #[test]
     fn whatever_happens_descriptors_are_kept_and_everyone_is_answered(
         seed in any::<u64>(),

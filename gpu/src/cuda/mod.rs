@@ -12,6 +12,7 @@ mod lane;
 pub mod legacy;
 mod range;
 mod region;
+mod touch;
 
 pub(crate) use context::{Context, memory};
 pub(crate) use driver::devices;
@@ -19,3 +20,4 @@ pub use driver::{CudaError, available};
 pub(crate) use lane::{Lane, Staging};
 pub(crate) use range::{Range, read};
 pub(crate) use region::{Region, import};
+pub use touch::Touch;

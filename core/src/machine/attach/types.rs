@@ -146,13 +146,13 @@ pub enum Outcome {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step<F> {
     /// Drop the connection, if there is one, make a new one, and report
-    /// [`connected`](Attach::connected).
+    /// [`connected`](super::Attach::connected).
     Connect,
     /// Wait until the connection is readable or, with `write`, writable, or until the moment.
     Io {
         /// Whether there is something to send.
         write: bool,
-        /// When to call [`step`](Attach::step) again, whatever happens.
+        /// When to call [`step`](super::Attach::step) again, whatever happens.
         until: Now,
     },
     /// Wait.
@@ -160,11 +160,11 @@ pub enum Step<F> {
         /// Until this moment.
         until: Now,
     },
-    /// Compute the checkpoint's digest and report [`digested`](Attach::digested). It may take long.
+    /// Compute the checkpoint's digest and report [`digested`](super::Attach::digested). It may take long.
     Digest,
-    /// Import what was fetched and report [`imported`](Attach::imported).
+    /// Import what was fetched and report [`imported`](super::Attach::imported).
     Import(Fetched<F>),
-    /// Clone what was imported and report [`copied`](Attach::copied).
+    /// Clone what was imported and report [`copied`](super::Attach::copied).
     Copy,
     /// The cache cannot serve: load from disk. The attach is over.
     LoadFromDisk {

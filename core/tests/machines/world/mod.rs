@@ -92,6 +92,8 @@ pub struct World {
     pub engines: Vec<Engine>,
     pub raws: BTreeMap<usize, Raw>,
     wires: Vec<Wire>,
+    /// The wires with somebody at an end.
+    live: Vec<usize>,
     backlog: VecDeque<usize>,
     pub listeners: Vec<File>,
     pub capacity: usize,
@@ -172,6 +174,7 @@ impl World {
             engines: Vec::new(),
             raws: BTreeMap::new(),
             wires: Vec::new(),
+            live: Vec::new(),
             backlog: VecDeque::new(),
             listeners: Vec::new(),
             capacity: 200_000,
@@ -432,6 +435,7 @@ impl World {
             pipes,
             client: peer,
         });
+        self.live.push(self.wires.len() - 1);
         self.wires.len() - 1
     }
 
@@ -463,7 +467,7 @@ impl World {
     }
 
     fn close_all(&mut self, which: impl Fn(Side) -> bool) {
-        for wire in 0..self.wires.len() {
+        for wire in self.live.clone() {
             for end in 0..2 {
                 if which(self.wires[wire].ends[end]) {
                     self.close_end(wire, end);

@@ -27,10 +27,13 @@ impl World {
     /// Every end writes and reads once, unless it is late.
     fn exchange(&mut self, may_be_late: bool) -> bool {
         let mut moved = false;
-        let wires = self.wires.len();
-        let first = self.dice.as_mut().map_or(0, |dice| dice.roll(wires));
-        for at in 0..wires {
-            let wire = (first + at) % wires;
+        let wires = &self.wires;
+        self.live
+            .retain(|wire| wires[*wire].ends != [Side::Gone, Side::Gone]);
+        let mut live = self.live.clone();
+        let first = self.dice.as_mut().map_or(0, |dice| dice.roll(live.len()));
+        live.rotate_left(first);
+        for wire in live {
             for end in 0..2 {
                 let late = may_be_late && self.dice.as_mut().is_some_and(|dice| dice.roll(4) == 0);
                 if !late {
@@ -97,6 +100,9 @@ impl World {
             .as_mut()
             .map(|host| std::mem::take(&mut host.closing))
             .unwrap_or_default();
+        if server.is_empty() && vault.is_empty() {
+            return;
+        }
         self.close_all(|side| match side {
             Side::Server(conn) => server.contains(&conn),
             Side::Vault(conn) => vault.contains(&conn),
