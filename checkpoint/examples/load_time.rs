@@ -1,5 +1,6 @@
 //! Times the load pipeline, without launcher or server:
-//! `load_time MODEL cpu|cuda TP [WORKERS CHUNK_KIB [REPEATS]]`, all ranks on one device.
+//! `load_time MODEL cpu|cuda TP [WORKERS CHUNK_KIB] [REPEATS]`, all ranks on one device, three times
+//! unless said otherwise.
 //!
 //! The context is made and the plan is ready before the clock starts.
 
@@ -15,9 +16,16 @@ use weightd_gpu::Device;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = env::args().skip(1).collect();
     let [model, kind, tp, rest @ ..] = args.as_slice() else {
-        return Err("usage: load_time MODEL cpu|cuda TP [WORKERS CHUNK_KIB [REPEATS]]".into());
+        return Err("usage: load_time MODEL cpu|cuda TP [WORKERS CHUNK_KIB] [REPEATS]".into());
     };
-    let repeats: usize = rest.get(2).map_or(Ok(3), |text| text.parse())?;
+    let (tuning, repeats) = match rest {
+        [] => (None, 3),
+        [repeats] => (None, repeats.parse()?),
+        [workers, chunk, rest @ ..] => {
+            let repeats = rest.first().map_or(Ok(3), |text| text.parse())?;
+            (Some((workers, chunk)), repeats)
+        }
+    };
     let parallel = Parallel {
         tensor: tp.parse()?,
         pipeline: 1,
@@ -29,10 +37,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         _ => (Device::host(0), HandleKind::Memfd),
     };
     let mut options = LoadOptions::of(device.kind());
-    if let [workers, chunk, ..] = rest {
+    if let Some((workers, chunk)) = tuning {
         options.workers = workers.parse::<NonZero<usize>>()?;
+        options.cold_workers = options.workers;
         options.chunk_bytes = chunk.parse::<u64>()? << 10;
     }
+    let chosen = if tuning.is_none() { ", as chosen" } else { "" };
     let _opened = device.open()?;
     println!("device ready in {:?}", start.elapsed());
     let start = Instant::now();
@@ -48,10 +58,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let stats = load(&checkpoint, &plan, &devices, &options, &Progress::new(&plan))?.stats;
         let (gb, seconds) = (stats.bytes_read as f64 / 1e9, stats.duration.as_secs_f64());
         println!(
-            "{kind} tp {tp} workers {} chunk {} KiB: {gb:.2} GB read in {seconds:.3} s, {:.2} GB/s",
+            "{kind} tp {tp} workers {} (cold {}) chunk {} KiB{chosen}: {gb:.2} GB read in {seconds:.3} s, {:.2} GB/s by {}, {:.1} MB slack",
             options.workers,
+            options.cold_workers,
             options.chunk_bytes >> 10,
-            gb / seconds
+            gb / seconds,
+            stats.path,
+            stats.path.slack as f64 / 1e6
         );
     }
     Ok(())

@@ -3,7 +3,7 @@
 use crate::error::CheckpointError;
 use rustix::fs::{Mode, OFlags, Stat};
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -111,6 +111,17 @@ impl SourceFile {
             }
             other => other.map_err(|error| CheckpointError::io("read", &self.path, error)),
         }
+    }
+
+    /// Another descriptor of the same open file, with `flags` of its own; `None` where the kernel or
+    /// the file system refuses. It is found by the number of the one that is open and not by name,
+    /// which may have been given to another file since.
+    pub(crate) fn reopen(&self, flags: OFlags) -> Option<File> {
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let fd = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+        let stat = FileStat::from(&rustix::fs::fstat(&fd).ok()?);
+        ((stat.dev, stat.ino) == (self.stat.dev, self.stat.ino)).then(|| File::from(fd))
     }
 
     /// Asks the kernel again: an error if the file is not as it was when it was opened.

@@ -30,7 +30,7 @@ pub use error::{CheckpointError, ConfigFault, HeaderFault, IndexFault};
 pub use files::{FileStat, FileTime, SourceFile};
 pub use header::StoredTensor;
 pub use key::{KeyOptions, Rank};
-pub use load::{LoadError, LoadOptions, LoadStats, Loaded, LoadedRank, Progress, load};
+pub use load::{LoadError, LoadOptions, LoadStats, Loaded, LoadedRank, PathTaken, Progress, load};
 pub use open::Checkpoint;
 pub use plan::{NodePlan, PlanError, RankPlan};
 pub use rules::{Rule, RuleError, RuledTensor, Sharding};

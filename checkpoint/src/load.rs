@@ -3,28 +3,41 @@
 //! Workers take the plan's reads in file order. Each reads its chunk once, into a small buffer of
 //! its own that stays in the processor's cache, hands it to every rank that needs a part of it,
 //! and takes the next. Files are read, never mapped, so one that shrinks meanwhile is an error and
-//! no signal.
+//! no signal. What the page cache has is read from there, anything else from disk past it.
 
-use crate::{Checkpoint, CheckpointError, NodePlan, RankPlan, SourceFile};
+mod direct;
+mod path;
+mod pipeline;
+mod reader;
+mod residency;
+
+use crate::{Checkpoint, CheckpointError, NodePlan, RankPlan};
+pub use path::PathTaken;
+use pipeline::Pipeline;
 use std::io;
 use std::num::NonZero;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use weightd_core::content::Manifest;
 use weightd_core::plan::placement::Placement;
-use weightd_core::plan::read::{Chunk, Chunks, Copy, ReadPlan};
-use weightd_gpu::{Device, DeviceKind, Export, Lane, MemoryError, Region, Rows};
+use weightd_core::plan::read::ReadPlan;
+use weightd_gpu::{Device, DeviceKind, Export, MemoryError, Region};
 
 /// How to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
     /// How many threads read and write.
     pub workers: NonZero<usize>,
+    /// How many they are at least where most of it has to come from disk: a disk wants more reads in
+    /// flight than there are cores, and is idle while all threads write.
+    pub cold_workers: NonZero<usize>,
     /// The most that one read takes, in bytes; at least 4 KiB are taken.
     pub chunk_bytes: u64,
     /// Bytes that no rank needs are read along where there are at most this many in a row.
     pub gap_bytes: u64,
+    /// Whether other loaders of this machine read the same files at about this time: then all of it
+    /// goes through the page cache, so that the disk is read once for all of them.
+    pub shared: bool,
 }
 
 impl LoadOptions {
@@ -36,14 +49,20 @@ impl LoadOptions {
     ///
     /// CUDA: on an H200 with 16 cores, chunks of 4 MiB reached 97 % of the bus, 1 MiB 75 %, since each
     /// copy costs a call of the driver; with 8 MiB the buffers no longer stay in the cache.
+    ///
+    /// From disk, on 2 cores with a disk of 1.3 GB/s and chunks of 1 MiB: 16 threads were as fast as
+    /// reads past the page cache that go nowhere, 8 reached 93 % of that and 2 reached 87 %. From the
+    /// page cache 8 threads were a tenth slower than 2 (`benches/cold_load.sh`).
     pub fn of(kind: DeviceKind) -> LoadOptions {
         LoadOptions {
             workers: std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN),
+            cold_workers: NonZero::new(16).expect("16 is not 0"),
             chunk_bytes: match kind {
                 DeviceKind::Cpu => 1 << 20,
                 DeviceKind::Cuda => 4 << 20,
             },
             gap_bytes: 16 << 10,
+            shared: false,
         }
     }
 }
@@ -115,7 +134,7 @@ pub struct LoadStats {
     /// From the first allocation to the last seal.
     pub duration: Duration,
     /// How the files were read.
-    pub path: &'static str,
+    pub path: PathTaken,
 }
 
 /// Why a load failed. Nothing of it remains.
@@ -131,6 +150,14 @@ pub enum LoadError {
         /// The global rank.
         rank: u32,
         /// What the device said.
+        source: MemoryError,
+    },
+    /// The regions of all ranks do not fit into the host's memory together.
+    #[error("{ranks} ranks together: {source}")]
+    Room {
+        /// How many ranks this node has.
+        ranks: usize,
+        /// What they need and what there is.
         source: MemoryError,
     },
     /// The system gave no thread.
@@ -171,7 +198,7 @@ pub fn load(
         regions: &regions,
         progress,
     };
-    pipeline.run(options).map_err(|failure| failure.of(global_rank))?;
+    let path = pipeline.run(options).map_err(|failure| failure.of(global_rank))?;
     checkpoint.unchanged()?;
     let loaded = |(plan, region): (&RankPlan, Region)| {
         let rank = plan.placement.global_rank;
@@ -193,13 +220,13 @@ pub fn load(
         bytes_read: progress.bytes_read(),
         bytes_written: read.written().iter().sum(),
         duration: start.elapsed(),
-        path: "buffered reads",
+        path,
     };
     Ok(Loaded { ranks, stats })
 }
 
-/// The region of every rank, in the order of the ranks. One after another, so that each is checked
-/// against what the others left, and running out is an error here and not the kernel's to solve.
+/// The region of every rank, in the order of the ranks, once there is room for all of them together:
+/// running out is an error here and not the kernel's to solve.
 fn allocate(ranks: &[RankPlan], devices: &[Device]) -> Result<Vec<Region>, LoadError> {
     assert!(
         devices.len() >= ranks.len(),
@@ -207,6 +234,11 @@ fn allocate(ranks: &[RankPlan], devices: &[Device]) -> Result<Vec<Region>, LoadE
         devices.len(),
         ranks.len()
     );
+    let regions = ranks.iter().map(|plan| plan.region_bytes);
+    weightd_gpu::check_room(devices.iter().copied().zip(regions)).map_err(|source| LoadError::Room {
+        ranks: ranks.len(),
+        source,
+    })?;
     let allocate = |(plan, device): (&RankPlan, &Device)| {
         let rank = plan.placement.global_rank;
         device
@@ -214,152 +246,6 @@ fn allocate(ranks: &[RankPlan], devices: &[Device]) -> Result<Vec<Region>, LoadE
             .map_err(|source| LoadError::Device { rank, source })
     };
     ranks.iter().zip(devices).map(allocate).collect()
-}
-
-/// What the workers share.
-struct Pipeline<'a> {
-    files: &'a [SourceFile],
-    read: &'a ReadPlan,
-    devices: &'a [Device],
-    regions: &'a [Region],
-    progress: &'a Progress,
-}
-
-/// Why a worker stopped.
-enum Failure {
-    Read(CheckpointError),
-    /// By local rank.
-    Write(u32, MemoryError),
-    Thread(io::Error),
-    Lanes(MemoryError),
-}
-
-impl Failure {
-    fn of(self, global_rank: impl Fn(u32) -> u32) -> LoadError {
-        match self {
-            Failure::Read(error) => error.into(),
-            Failure::Write(local, source) => LoadError::Device {
-                rank: global_rank(local),
-                source,
-            },
-            Failure::Thread(source) => LoadError::Thread { source },
-            Failure::Lanes(source) => LoadError::Staging { source },
-        }
-    }
-}
-
-impl Pipeline<'_> {
-    /// Fills the regions. After the first failure no worker begins another chunk.
-    fn run(&self, options: &LoadOptions) -> Result<(), Failure> {
-        for fill in self.read.fills() {
-            let written = self.regions[fill.rank as usize].zero(fill.offset, fill.bytes);
-            written.map_err(|error| Failure::Write(fill.rank, error))?;
-            self.progress.written[fill.rank as usize].fetch_add(fill.bytes, Relaxed);
-        }
-        let chunk_bytes = options.chunk_bytes.max(4 << 10);
-        let chunks = Mutex::new(self.read.chunks(chunk_bytes, options.gap_bytes));
-        let lanes = Lane::open(self.devices, options.workers.get(), chunk_bytes as usize);
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let mut workers = Vec::new();
-            let mut result = Ok(());
-            for (number, lane) in lanes.map_err(Failure::Lanes)?.into_iter().enumerate() {
-                let (chunks, stop) = (&chunks, &stop);
-                let work = move || {
-                    let result = self.work(chunks, lane, stop);
-                    stop.fetch_or(result.is_err(), Relaxed);
-                    result
-                };
-                match std::thread::Builder::new()
-                    .name(format!("load-{number}"))
-                    .spawn_scoped(scope, work)
-                {
-                    Ok(worker) => workers.push(worker),
-                    // Fewer will do.
-                    Err(_) if number > 0 => break,
-                    Err(error) => result = Err(Failure::Thread(error)),
-                }
-            }
-            for worker in workers {
-                let ended = worker
-                    .join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                result = result.and(ended);
-            }
-            result
-        })
-    }
-
-    fn work(&self, chunks: &Mutex<Chunks<'_>>, lane: Lane, stop: &AtomicBool) -> Result<(), Failure> {
-        let mut worker = Worker {
-            pipeline: self,
-            lane,
-            cast: Vec::new(),
-        };
-        while !stop.load(Relaxed) {
-            let chunk = chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some(chunk) = chunk else { break };
-            worker.read(&chunk)?;
-            for copy in self.read.copies(&chunk) {
-                let bytes = worker
-                    .write(&copy)
-                    .map_err(|error| Failure::Write(copy.rank, error))?;
-                self.progress.written[copy.rank as usize].fetch_add(bytes, Relaxed);
-            }
-        }
-        worker.lane.finish().map_err(Failure::Lanes)
-    }
-}
-
-/// One thread's way from files to regions.
-struct Worker<'a> {
-    pipeline: &'a Pipeline<'a>,
-    /// Holds the chunk.
-    lane: Lane,
-    /// A copy's rows, packed, after their cast.
-    cast: Vec<u8>,
-}
-
-impl Worker<'_> {
-    fn read(&mut self, chunk: &Chunk) -> Result<(), Failure> {
-        let buffer = self.lane.next_buffer().map_err(Failure::Lanes)?;
-        let file = &self.pipeline.files[chunk.file as usize];
-        // No chunk is larger than the plan was asked for, which is the size of the buffer.
-        file.read_exact_at(&mut buffer[..chunk.bytes as usize], chunk.offset)
-            .map_err(Failure::Read)?;
-        self.pipeline.progress.read.fetch_add(chunk.bytes, Relaxed);
-        Ok(())
-    }
-
-    /// Gives a rank its part of the chunk, and says how many bytes that are.
-    fn write(&mut self, copy: &Copy) -> Result<u64, MemoryError> {
-        let region = &self.pipeline.regions[copy.rank as usize];
-        let (from, start) = (copy.from, copy.from.start as usize);
-        let width = copy.to_width();
-        let rows = |src_pitch: u64| Rows {
-            offset: copy.to,
-            dst_pitch: copy.to_pitch,
-            src_pitch: src_pitch as usize,
-            width: width as usize,
-            rows: from.rows as usize,
-        };
-        match copy.cast {
-            None if from.rows == 1 => {
-                self.lane.write(region, copy.to, start..start + width as usize)?;
-            }
-            None => self.lane.write_2d(region, start, rows(from.pitch))?,
-            Some(cast) => {
-                self.cast.resize((width * from.rows) as usize, 0);
-                let read = self.lane.buffer();
-                for (row, to) in self.cast.chunks_exact_mut(width as usize).enumerate() {
-                    let at = start + row * from.pitch as usize;
-                    cast.apply(&read[at..at + from.width as usize], to);
-                }
-                region.write_2d(&self.cast, rows(width))?;
-            }
-        }
-        Ok(width * from.rows)
-    }
 }
 
 #[cfg(test)]

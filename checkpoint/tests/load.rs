@@ -104,6 +104,81 @@ fn each_byte_is_read_once_whatever_the_number_of_ranks() {
 }
 
 #[test]
+fn a_checkpoint_that_is_not_cached_is_read_past_the_cache_unless_it_is_shared() {
+    use rustix::fs::{Advice, OFlags, fadvise};
+    // On the file system where this is built: that of temporary files may be memory.
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for entry in std::fs::read_dir(data("llama")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
+    }
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    // Whether that can be shown here: the files leave the cache, and can be read past it.
+    let evict = || {
+        checkpoint.files().iter().all(|source| {
+            source.file.sync_all().unwrap();
+            fadvise(&source.file, 0, None, Advice::DontNeed).unwrap();
+            let flags = OFlags::RDONLY | OFlags::DIRECT;
+            let direct = rustix::fs::open(&source.path, flags, rustix::fs::Mode::empty());
+            direct.is_ok() && weightd_gpu::resident(&source.file, 0, 0) == Some(0)
+        })
+    };
+    for shared in [false, true] {
+        let shown = evict();
+        let options = LoadOptions {
+            shared,
+            ..LoadOptions::of(DeviceKind::Cpu)
+        };
+        let loaded = try_load(&checkpoint, &tensor_parallel(2), &options).unwrap();
+        let path = loaded.stats.path;
+        assert_eq!(loaded.stats.bytes_read, stored_bytes(&checkpoint));
+        assert_eq!(path.buffered + path.direct, stored_bytes(&checkpoint));
+        match shown {
+            true if !shared => assert!(path.direct > path.buffered && path.slack > 0, "{path:?}"),
+            true => assert_eq!((path.direct, path.slack), (0, 0)),
+            false => eprintln!("skipped: files cannot be evicted, or have no O_DIRECT, here"),
+        }
+        for (placement, weights) in map(loaded) {
+            verify(&checkpoint, &tensor_parallel(2), placement.tp_rank, &weights).unwrap();
+        }
+    }
+}
+
+#[test]
+fn ranks_that_fit_one_by_one_and_not_together_are_refused() {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let kib = |name: &str| -> u64 {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim_matches(|c: char| !c.is_ascii_digit()).parse().unwrap()
+    };
+    // One tensor, of which each rank holds a copy of its own: two thirds of what there is.
+    let bytes = (kib("MemAvailable:") + kib("SwapFree:")) * 1024 / 3 * 2;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    std::fs::write(dir.path().join("config.json"), SMALL.config().to_string()).unwrap();
+    let elements = bytes / 2;
+    let header = json!({ "model.norm.weight": { "dtype": "BF16", "shape": [elements], "data_offsets": [0, elements * 2] } })
+        .to_string();
+    let path = dir.path().join("model.safetensors");
+    let start = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+    std::fs::write(&path, &start).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    if file.set_len(start.len() as u64 + elements * 2).is_err() {
+        return; // A file system without room for such a file has nothing to load from either.
+    }
+    let error = try_load(
+        &Checkpoint::open(dir.path()).unwrap(),
+        &tensor_parallel(2),
+        &LoadOptions::of(DeviceKind::Cpu),
+    )
+    .unwrap_err();
+    assert!(matches!(error, LoadError::Room { ranks: 2, .. }), "{error}");
+    assert!(
+        error.to_string().starts_with("2 ranks together: no room for "),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_file_that_changed_since_it_was_opened_is_not_loaded() {
     let made = SMALL.make();
     let checkpoint = made.open();
@@ -158,8 +233,8 @@ fn a_model_larger_than_the_machine_is_refused_before_it_is_read() {
     assert!(
         matches!(
             error,
-            LoadError::Device {
-                rank: 0,
+            LoadError::Room {
+                ranks: 1,
                 source: MemoryError::OutOfMemory { .. }
             }
         ),
@@ -369,7 +444,9 @@ proptest! {
     ) {
         let made = SMALL.make();
     let checkpoint = made.open();
-        let options = LoadOptions { workers: NonZero::new(workers).unwrap(), chunk_bytes, gap_bytes };
+        let options = LoadOptions {
+            workers: NonZero::new(workers).unwrap(), cold_workers: NonZero::<usize>::MIN, chunk_bytes, gap_bytes, shared: false,
+        };
         let loaded = try_load(&checkpoint, &tensor_parallel(tp), &options).unwrap();
         prop_assert_eq!(loaded.stats.bytes_read, stored_bytes(&checkpoint));
         for (placement, weights) in map(loaded) {

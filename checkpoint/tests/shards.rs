@@ -195,6 +195,28 @@ fn a_tied_head_that_the_checkpoint_has_is_not_stored_twice() {
 }
 
 #[test]
+fn a_model_without_a_language_head_gets_none() {
+    for (architecture, aliases) in [
+        ("BertForSequenceClassification", 0),
+        ("LlamaModel", 0),
+        ("UnknownForCausalLM", 1),
+    ] {
+        let mut config = SMALL.config();
+        config["architectures"] = json!([architecture]);
+        config["tie_word_embeddings"] = json!(true);
+        let mut tensors = SMALL.tensors();
+        tensors.retain(|(name, ..)| name != "lm_head.weight");
+        let made = Made::new(&config, &[tensors]);
+        let plan = plan(&made.open(), &tensor_parallel(1)).unwrap();
+        assert_eq!(
+            plan.ranks()[0].manifest.aliases().len(),
+            aliases,
+            "{architecture}"
+        );
+    }
+}
+
+#[test]
 fn a_checkpoint_that_kept_only_the_tied_head_lists_the_embedding() {
     let mut config = SMALL.config();
     config["tie_word_embeddings"] = json!(true);

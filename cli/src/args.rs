@@ -47,6 +47,9 @@ pub enum Command {
     /// The loading process of a launcher.
     #[command(hide = true)]
     Loader(LoaderArgs),
+    /// A launcher's try at an import.
+    #[command(hide = true)]
+    Probe(ProbeArgs),
 }
 
 /// Where daemons are found.
@@ -288,4 +291,16 @@ pub struct LoaderArgs {
     /// As for `preload`.
     #[arg(long)]
     pub device: DeviceArg,
+
+    /// Load for these daemons alone, by local rank [default: all]
+    #[arg(long = "daemon", value_name = "N")]
+    pub daemons: Vec<u32>,
+
+    /// Load nothing: hand over the digest of the checkpoint, if its files are still these
+    #[arg(long, value_name = "FILES")]
+    pub digest_only: Option<String>,
 }
+
+/// The channel to the launcher comes as standard input.
+#[derive(Clone, Debug, Args)]
+pub struct ProbeArgs {}

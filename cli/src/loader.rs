@@ -40,37 +40,100 @@ pub fn run(args: &LoaderArgs) -> Result<ExitCode, CliError> {
     }
 }
 
-fn load_and_publish(args: &LoaderArgs, channel: &mut Channel) -> Result<(), CliError> {
-    let ranks = node::local_ranks(&args.model.parallel, args.device, Finder::Ourselves)?;
-    let (checkpoint, plan) = node::open_and_plan(&args.model, &ranks)?;
-    let identity = checkpoint.identity();
+/// How `--digest-only` names the files of a checkpoint.
+pub fn files_argument(files: &[u8; 32]) -> String {
+    files.iter().map(|byte| format!("{byte:02x}")).collect()
+}
 
-    let loaded = load_reporting(&checkpoint, &plan, &ranks, channel)?;
+fn load_and_publish(args: &LoaderArgs, channel: &mut Channel) -> Result<(), CliError> {
+    if let Some(files) = &args.digest_only {
+        return digest_alone(args, files, channel);
+    }
+    let (daemons, ranks) = chosen(args)?;
+    let (checkpoint, plan) = node::open_and_plan(&args.model, &ranks)?;
+    let mut identity = checkpoint.identity();
+
+    // Where a file may change and its times not say so, the bytes must: the same before and after.
+    let steady = identity.files.is_some();
+    let before = if steady {
+        None
+    } else {
+        Some(digest(&checkpoint, channel)?)
+    };
+    let loaded = load_reporting(&checkpoint, &plan, &daemons, &ranks, channel)?;
     report(args, &loaded);
-    for (daemon, rank) in (0..).zip(loaded.ranks) {
+    if before.is_some() {
+        identity.digest = Some(digest(&checkpoint, channel)?);
+        if identity.digest != before {
+            let model = args.model.model.display();
+            return Err(CliError::Failure(format!(
+                "{model} changed while it was loaded: leave it alone, and preload again"
+            )));
+        }
+    }
+    for (&daemon, rank) in daemons.iter().zip(loaded.ranks) {
         let key = node::key_of(&args.model, &checkpoint, &identity, &rank.placement)?;
         publish(channel, daemon, key, rank)?;
     }
 
-    // Engines whose files are other ones than these are compared by digest; serving does not wait.
-    let digest = while_led(channel, |_| {}, || checkpoint.digest(None))?.map_err(CliError::failure)?;
-    for daemon in 0..ranks.len() as DaemonId {
+    if steady {
+        // Engines whose files are other ones than these are compared by digest; serving does not wait.
+        let digest = digest(&checkpoint, channel)?;
+        for daemon in daemons {
+            channel.machine_mut().digest(Digest { daemon, digest });
+        }
+    }
+    check(channel.settle().map_err(CliError::failure)?)
+}
+
+fn digest(checkpoint: &Checkpoint, channel: &mut Channel) -> Result<[u8; 32], CliError> {
+    while_led(channel, |_| {}, || checkpoint.digest(None))?.map_err(CliError::failure)
+}
+
+/// Makes up for a digest that an earlier loader did not come to hand over.
+fn digest_alone(args: &LoaderArgs, files: &str, channel: &mut Channel) -> Result<(), CliError> {
+    let checkpoint = Checkpoint::open(&args.model.model).map_err(CliError::failure)?;
+    let found = checkpoint.identity().files.as_ref().map(files_argument);
+    // The digest of other files would pass the weights that are held off as those of another
+    // checkpoint.
+    if found.as_deref() != Some(files) {
+        let model = args.model.model.display();
+        return Err(CliError::Failure(format!(
+            "{model} changed since it was loaded: preload again to serve what is there now"
+        )));
+    }
+    let digest = digest(&checkpoint, channel)?;
+    for &daemon in &args.daemons {
         channel.machine_mut().digest(Digest { daemon, digest });
     }
     check(channel.settle().map_err(CliError::failure)?)
+}
+
+/// The daemons to load for, and their ranks.
+fn chosen(args: &LoaderArgs) -> Result<(Vec<DaemonId>, Vec<LocalRank>), CliError> {
+    let ranks = node::local_ranks(&args.model.parallel, args.device, Finder::Ourselves)?;
+    let count = ranks.len();
+    if let Some(daemon) = args.daemons.iter().find(|daemon| **daemon as usize >= count) {
+        return Err(CliError::Usage(format!(
+            "there is no daemon {daemon} on this node, which has {count}"
+        )));
+    }
+    let wanted = |daemon: &DaemonId| args.daemons.is_empty() || args.daemons.contains(daemon);
+    Ok((0..).zip(ranks).filter(|(daemon, _)| wanted(daemon)).unzip())
 }
 
 /// Loads, and meanwhile tells the launcher how far it is.
 fn load_reporting(
     checkpoint: &Checkpoint,
     plan: &NodePlan,
+    daemons: &[DaemonId],
     ranks: &[LocalRank],
     channel: &mut Channel,
 ) -> Result<Loaded, CliError> {
     let devices: Vec<_> = ranks.iter().map(|rank| rank.device).collect();
     let progress = Progress::new(plan);
     let tell = |channel: &mut Channel| {
-        for (daemon, (done, total)) in (0..).zip(progress.ranks()) {
+        for (&daemon, (done, total)) in daemons.iter().zip(progress.ranks()) {
             let progress = message::Progress { daemon, done, total };
             channel.machine_mut().progress(progress);
         }

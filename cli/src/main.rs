@@ -10,6 +10,7 @@ mod output;
 mod owners;
 mod plan;
 mod preload;
+mod probe;
 mod release;
 mod server;
 mod signals;
@@ -41,6 +42,7 @@ fn run(cli: Cli) -> Result<ExitCode, CliError> {
         Command::Devices(args) => devices::run(&args),
         Command::Server(args) => server::run(&args),
         Command::Loader(args) => loader::run(&args),
+        Command::Probe(args) => probe::run(&args),
     }
 }
 

@@ -4,11 +4,12 @@ use crate::args::ServerArgs;
 use crate::error::CliError;
 use crate::signals::Signals;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 use tracing::{debug, info, warn};
 use weightd_blocking::serve::{ServerProcess, serve};
-use weightd_core::machine::{Limits, ServerEvent};
+use weightd_core::machine::{Limits, Origin, Server, ServerEvent};
+use weightd_core::wire::message::DaemonId;
 
 pub fn run(args: &ServerArgs) -> Result<ExitCode, CliError> {
     // Its own session: Ctrl-C and hang-up reach the launcher, which ends everything in order. It
@@ -45,12 +46,17 @@ fn raise_descriptor_limit() {
     }
 }
 
-fn log(event: &ServerEvent) {
+fn log(server: &Server<OwnedFd>, event: &ServerEvent) {
+    // As the launcher calls it, and the operator.
+    let name = |daemon: &DaemonId| match server.info(*daemon) {
+        Some(info) => format!("rank {}", info.global_rank),
+        None => format!("daemon {daemon}"),
+    };
     match event {
         ServerEvent::Led { pid } => debug!("led by launcher {pid}"),
         ServerEvent::LeaderGone => warn!("the launcher is gone: serving on without it"),
         ServerEvent::Serving { daemon, generation } => {
-            debug!("daemon {daemon}: holding generation {generation}")
+            debug!("{}: holding generation {generation}", name(daemon))
         }
         ServerEvent::Sent {
             daemon,
@@ -60,12 +66,14 @@ fn log(event: &ServerEvent) {
             aliases,
         } => {
             info!(
-                "daemon {daemon}: sent {tensors} tensors (+{aliases} aliases) of generation {generation} to pid {pid}"
+                "{}: sent {tensors} tensors (+{aliases} aliases) of generation {generation} to pid {pid}",
+                name(daemon)
             );
         }
         ServerEvent::Mismatched { daemon, pid, fields } => {
             warn!(
-                "daemon {daemon}: mismatch with pid {pid} in {}",
+                "{}: mismatch with pid {pid} in {}",
+                name(daemon),
                 fields.join(", ")
             );
         }
@@ -74,24 +82,37 @@ fn log(event: &ServerEvent) {
             pid,
             generation,
         } => {
-            debug!("daemon {daemon}: pid {pid} leases generation {generation}");
+            debug!("{}: pid {pid} leases generation {generation}", name(daemon));
         }
         ServerEvent::LeaseEnded {
             daemon,
             pid,
             generation,
         } => {
-            debug!("daemon {daemon}: pid {pid} ended its lease of generation {generation}");
+            debug!(
+                "{}: pid {pid} ended its lease of generation {generation}",
+                name(daemon)
+            );
         }
         ServerEvent::Released { daemon, generation } => {
-            info!("daemon {daemon}: released generation {generation}")
+            info!("{}: released generation {generation}", name(daemon))
         }
         ServerEvent::ImportFailed { daemon, pid, why } => {
-            warn!("daemon {daemon}: pid {pid} could not import: {why}");
+            warn!("{}: pid {pid} could not import: {why}", name(daemon));
+        }
+        ServerEvent::Lost { daemon, generation } => {
+            warn!(
+                "{}: daemon lost: generation {generation} is gone from its device",
+                name(daemon)
+            );
         }
         ServerEvent::Ended { origin, peer, why } => {
+            let place = match origin {
+                Origin::Daemon(daemon) => name(daemon),
+                _ => "control socket".to_owned(),
+            };
             warn!(
-                "{origin:?}: ended the connection of pid {} (uid {}): {why}",
+                "{place}: ended the connection of pid {} (uid {}): {why}",
                 peer.pid, peer.uid
             );
         }

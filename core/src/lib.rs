@@ -10,7 +10,7 @@
 //!   checkpoint go where.
 //! * [`content`]: what a daemon serves: key, manifest, regions, generation.
 //! * [`wire`]: how it is said: frames and messages (`PROTOCOL.md` is the specification).
-//! * [`machine`]: who says what when: `Server`, `Vault`, `Attach`, `Publish`.
+//! * [`machine`]: who says what when: `Server`, `Vault`, `Attach`, `Publish`, `Ask`.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

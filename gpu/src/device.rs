@@ -104,11 +104,12 @@ impl Device {
         }
     }
 
-    /// Reserves a region of zero bytes, all of it now: filling it cannot run out of memory.
+    /// A region of zero bytes. A CUDA device takes all of it now; host memory is taken when it is
+    /// written, or at the latest by [`Region::export`].
     ///
     /// # Errors
     ///
-    /// [`MemoryError::OutOfMemory`], before any of it is taken where that can be known.
+    /// [`MemoryError::OutOfMemory`]; for host memory, where the machine has too little at this moment.
     pub fn allocate(&self, bytes: u64) -> Result<Region, MemoryError> {
         Region::allocate(self, bytes)
     }

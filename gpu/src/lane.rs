@@ -2,7 +2,7 @@
 
 use crate::device::DeviceKind;
 use crate::region::{Memory, Rows};
-use crate::{Device, MemoryError, Region, cuda};
+use crate::{Device, MemoryError, Region, cuda, host};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -18,21 +18,35 @@ pub struct Lane(Kind);
 
 #[derive(Debug)]
 enum Kind {
-    Host(Vec<u8>),
+    Host(host::Pages),
     Cuda(cuda::Lane),
 }
 
 impl Lane {
-    /// `lanes` lanes to `devices`, which are of one kind, with buffers of `bytes` bytes.
+    /// Every buffer starts at a multiple of this, in bytes, which is enough for a read past the page
+    /// cache (`O_DIRECT`) wherever that needs no more than a page.
+    pub const ALIGN: usize = 4096;
+
+    /// `lanes` lanes to `devices`, which are of one kind, with buffers of `bytes` bytes or up to a
+    /// page more.
     ///
     /// # Errors
     ///
     /// [`MemoryError::OutOfMemory`] and [`MemoryError::Cuda`].
     pub fn open(devices: &[Device], lanes: usize, bytes: usize) -> Result<Vec<Lane>, MemoryError> {
+        let bytes = bytes.next_multiple_of(Lane::ALIGN);
         match devices.first().filter(|device| device.kind() == DeviceKind::Cuda) {
-            None => (0..lanes).map(|_| Lane::host(bytes)).collect(),
+            None => (0..lanes)
+                .map(|_| Ok(Lane(Kind::Host(host::Pages::new(bytes)?))))
+                .collect(),
             Some(first) => {
-                let staging = lanes * CUDA_BUFFERS * bytes;
+                let staging = lanes
+                    .checked_mul(CUDA_BUFFERS)
+                    .and_then(|buffers| buffers.checked_mul(bytes));
+                let staging = staging.ok_or_else(|| MemoryError::OutOfMemory {
+                    bytes: u64::MAX,
+                    why: format!("{lanes} lanes with buffers of {bytes} bytes"),
+                })?;
                 let failed = |error| MemoryError::cuda(first.uuid(), staging as u64, error);
                 let mut uuids: Vec<_> = devices.iter().map(Device::uuid).collect();
                 uuids.sort_unstable();
@@ -48,21 +62,10 @@ impl Lane {
         }
     }
 
-    fn host(bytes: usize) -> Result<Lane, MemoryError> {
-        let mut buffer = Vec::new();
-        let room = buffer.try_reserve_exact(bytes);
-        room.map_err(|error| MemoryError::OutOfMemory {
-            bytes: bytes as u64,
-            why: error.to_string(),
-        })?;
-        buffer.resize(bytes, 0);
-        Ok(Lane(Kind::Host(buffer)))
-    }
-
     /// The buffer to fill next, once nobody reads it any more.
     pub fn next_buffer(&mut self) -> Result<&mut [u8], MemoryError> {
         match &mut self.0 {
-            Kind::Host(buffer) => Ok(buffer),
+            Kind::Host(buffer) => Ok(buffer.bytes_mut()),
             Kind::Cuda(lane) => Ok(lane.next_buffer()?),
         }
     }
@@ -70,7 +73,7 @@ impl Lane {
     /// The buffer as it was filled.
     pub fn buffer(&self) -> &[u8] {
         match &self.0 {
-            Kind::Host(buffer) => buffer,
+            Kind::Host(buffer) => buffer.bytes(),
             Kind::Cuda(lane) => lane.buffer(),
         }
     }

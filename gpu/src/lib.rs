@@ -22,13 +22,15 @@ mod error;
 mod host;
 mod lane;
 mod mapping;
+mod owned;
 mod region;
 mod weights;
 
 pub use device::{Device, DeviceKind, Opened};
 pub use error::MemoryError;
-pub use host::{read_sealed, sealed};
+pub use host::{check_room, read_sealed, resident, sealed};
 pub use lane::Lane;
 pub use mapping::Mapping;
+pub use owned::Owned;
 pub use region::{Export, Region, Rows};
 pub use weights::{Runs, TensorView, Weights, WeightsError};

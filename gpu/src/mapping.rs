@@ -1,5 +1,6 @@
 //! Memory that others filled, mapped read-only.
 
+use crate::cuda::Place;
 use crate::{MemoryError, cuda, host};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -103,6 +104,12 @@ impl Mapping {
             Memory::Cuda(range) => range.address(),
             Memory::Legacy(opened, offset) => opened.address() + offset,
         }
+    }
+
+    /// Byte `offset`, for a device to read; `None` where it is host memory, or outside.
+    pub fn place(&self, offset: u64) -> Option<Place<'_>> {
+        let readable = self.host().is_none() && offset < self.bytes;
+        readable.then(|| Place::new(self.address() + offset))
     }
 
     /// The memory, where the host can read it.

@@ -1,5 +1,6 @@
 //! Tensors in mapped memory.
 
+use crate::cuda::Place;
 use crate::{Mapping, MemoryError};
 use std::borrow::Cow;
 use std::ops::Deref;
@@ -93,6 +94,10 @@ impl Weights {
         self.manifest.regions().iter().map(|region| region.bytes).sum()
     }
 
+    pub(crate) fn mappings(&self) -> &[Mapping] {
+        &self.mappings
+    }
+
     fn view<'a>(&'a self, tensor: Tensor<'a>) -> TensorView<'a> {
         TensorView {
             tensor,
@@ -121,6 +126,16 @@ impl<'a> TensorView<'a> {
     /// its tensor share it.
     pub fn address(&self) -> u64 {
         self.mapping.address() + self.offset
+    }
+
+    /// The first byte, for a device to read; `None` where it is host memory, or there is none.
+    pub fn place(&self) -> Option<Place<'a>> {
+        let readable = self.mapping.host().is_none() && self.extent() > 0;
+        readable.then(|| Place::new(self.address()))
+    }
+
+    pub(crate) fn mapping(&self) -> &'a Mapping {
+        self.mapping
     }
 
     /// The memory from the first element to the end of the last, where the host can read it.

@@ -1,6 +1,9 @@
 //! CUDA memory: what the host backend's tests prove there. They need an NVIDIA GPU and are run by
 //! hand: `cargo test -p weightd-gpu --test cuda -- --ignored --test-threads 1`.
 
+#![allow(unsafe_code)] // One store that must fail.
+
+use cudarc::driver::sys;
 use std::env;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -97,7 +100,7 @@ fn rows_land_where_they_belong() {
         region.zero(0, expected.len() as u64).unwrap();
         if by_lane {
             let mut lane = Lane::open(&[device], 1, source.len()).unwrap().remove(0);
-            lane.next_buffer().unwrap().copy_from_slice(&source);
+            lane.next_buffer().unwrap()[..source.len()].copy_from_slice(&source);
             lane.write_2d(&region, 0, copy).unwrap();
             lane.finish().unwrap();
         } else {
@@ -210,6 +213,23 @@ fn lies_about_size_and_device_are_refused_at_import() {
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
+fn the_device_reads_what_was_mapped() {
+    let device = device();
+    let source = bytes(10_000);
+    let region = device.allocate(source.len() as u64).unwrap();
+    region.write(0, &source).unwrap();
+    let export = region.export().unwrap();
+    let mapping = Mapping::import(export.handle, export.fd, export.bytes, device.uuid()).unwrap();
+    let touch = weightd_gpu::cuda::Touch::new(device.uuid()).unwrap();
+    let places: Vec<_> = (0..source.len() as u64)
+        .map(|at| mapping.place(at).unwrap())
+        .collect();
+    assert!(touch.read(&places).unwrap() == source);
+    assert_eq!(touch.read(&[]).unwrap(), []);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
 fn tensors_are_views_into_device_memory() {
     let device = device();
     let source = bytes(1 << 20);
@@ -245,6 +265,114 @@ fn tensors_are_views_into_device_memory() {
         .map(|at| source[at])
         .collect();
     assert_eq!(elements, expected);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn copies_are_the_engines_own_and_are_refused_before_the_first_byte_when_they_do_not_fit() {
+    let device = device();
+    let _opened = device.open().unwrap();
+    let source = bytes(3 << 20);
+    let whole = |count: u64| {
+        let region = device.allocate(count).unwrap();
+        region.write(0, &source).unwrap();
+        let export = region.export().unwrap();
+        let mut builder = ManifestBuilder::new();
+        let (handle, bytes) = (export.handle, export.bytes);
+        let region = builder.region(Region {
+            handle,
+            bytes,
+            device: device.uuid(),
+            legacy: None,
+        });
+        let spec = TensorSpec {
+            kind: TensorKind::Parameter,
+            persistent: true,
+            dtype: Dtype::U8,
+            shape: &[1000],
+            strides: None,
+            region,
+            offset: 512,
+        };
+        builder.tensor("t", spec);
+        let mapping = Mapping::import(export.handle, export.fd, export.bytes, device.uuid()).unwrap();
+        Weights::new(builder.finish().unwrap(), vec![mapping]).unwrap()
+    };
+    let weights = whole(source.len() as u64);
+    let copies = weights.duplicate().unwrap();
+    let mut copy = vec![0; source.len()];
+    copies[0].read(0, &mut copy).unwrap();
+    assert!(copy == source);
+    let one = weights.get("t").unwrap().duplicate().unwrap();
+    let mut copy = vec![0; 1000];
+    one.read(0, &mut copy).unwrap();
+    assert!(copy == source[512..1512]);
+    // More than half of what is free fits once and not twice.
+    let (free, _) = device.memory().unwrap().unwrap();
+    let large = whole(free / 2 + (1 << 30));
+    let before = used(&device);
+    let error = large.duplicate().unwrap_err();
+    assert!(matches!(error, MemoryError::OutOfMemory { .. }), "{error}");
+    assert_eq!(used(&device), before);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_store_through_a_mapping_faults_in_that_process_alone() {
+    let device = device();
+    let region = device.allocate(GRANULE).unwrap();
+    region.write(0, &bytes(GRANULE as usize)).unwrap();
+    let export = region.export().unwrap();
+    let fd = export.fd.try_clone().unwrap();
+    let mapping = Mapping::import(export.handle, fd, export.bytes, device.uuid()).unwrap();
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    weightd_socket::message::send(&ours, b"map", &[export.fd.as_fd()]).unwrap();
+    let said = child(
+        "child_that_stores_through_a_mapping",
+        Stdio::from(OwnedFd::from(theirs)),
+        "1",
+    );
+    assert!(said.contains("the store was refused"), "{said}");
+    assert!(
+        read(&mapping) == bytes(GRANULE as usize),
+        "nobody else sees any of it"
+    );
+    let touch = weightd_gpu::cuda::Touch::new(device.uuid()).unwrap();
+    assert_eq!(
+        touch.read(&[mapping.place(300).unwrap()]).unwrap(),
+        [bytes(301)[300]]
+    );
+}
+
+#[test]
+#[ignore = "a child of another test"]
+fn child_that_stores_through_a_mapping() {
+    if env::var_os("WEIGHTD_TEST_CHILD").is_none() {
+        return;
+    }
+    let (mut buffer, mut descriptors) = ([0; 16], Vec::new());
+    weightd_socket::message::receive(std::io::stdin().as_fd(), &mut buffer, &mut descriptors).unwrap();
+    let (_, fd) = descriptors.remove(0);
+    let device = device();
+    let mapping = Mapping::import(HandleKind::CudaFd, fd, GRANULE, device.uuid()).unwrap();
+    let touch = weightd_gpu::cuda::Touch::new(device.uuid()).unwrap();
+    assert_eq!(touch.read(&[mapping.place(0).unwrap()]).unwrap(), [bytes(1)[0]]);
+    // SAFETY: the range is mapped in this process. That the device must refuse the store is the test;
+    // the context is current on this thread, and nothing is done with the device afterwards.
+    let results = unsafe {
+        [
+            sys::cuMemsetD8_v2(mapping.address(), 1, 4096),
+            sys::cuCtxSynchronize(),
+        ]
+    };
+    assert_ne!(
+        results,
+        [sys::CUresult::CUDA_SUCCESS; 2],
+        "the device wrote to a read-only mapping"
+    );
+    println!("the store was refused: {results:?}");
+    // The context is broken by now, and its destructors with it.
+    std::process::exit(0);
 }
 
 #[test]
@@ -306,7 +434,7 @@ fn child_that_publishes_legacy_memory() {
         return;
     }
     let device = device();
-    let memory = weightd_gpu::cuda::legacy::Allocation::new(device.uuid(), 4096).unwrap();
+    let memory = weightd_gpu::cuda::Allocation::new(device.uuid(), 4096).unwrap();
     memory.write(0, &bytes(1000)).unwrap();
     let export = weightd_gpu::cuda::legacy::export(device.uuid(), memory.address()).unwrap();
     let hex: String = export

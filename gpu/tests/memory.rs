@@ -7,7 +7,9 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use weightd_core::content::{DeviceUuid, HandleKind};
-use weightd_gpu::{Device, Export, Mapping, MemoryError, Region, Rows, read_sealed, sealed};
+use weightd_gpu::{
+    Device, Export, Lane, Mapping, MemoryError, Region, Rows, check_room, read_sealed, resident, sealed,
+};
 
 fn region(bytes: u64) -> Region {
     Device::host(0).allocate(bytes).unwrap()
@@ -122,6 +124,69 @@ fn more_memory_than_there_is_is_refused_before_it_is_taken() {
         let error = Device::host(0).allocate(bytes).unwrap_err();
         assert!(matches!(error, MemoryError::OutOfMemory { .. }), "{error}");
         assert!(error.to_string().contains(&bytes.to_string()), "{error}");
+    }
+}
+
+#[test]
+fn regions_need_room_together() {
+    let host = |number| Device::host(number);
+    check_room([(host(0), 1 << 20), (host(1), 1 << 20)]).unwrap();
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let kib = |name: &str| -> u64 {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name));
+        let line = line.unwrap_or("0");
+        line.trim_matches(|c: char| !c.is_ascii_digit()).parse().unwrap()
+    };
+    let share = (kib("MemAvailable:") + kib("SwapFree:")) * 1024 / 3 * 2;
+    check_room([(host(0), share)]).unwrap();
+    let error = check_room([(host(0), share), (host(1), share)]).unwrap_err();
+    assert!(
+        matches!(error, MemoryError::OutOfMemory { bytes, .. } if bytes == 2 * share),
+        "{error}"
+    );
+    check_room([(host(0), u64::MAX), (host(1), u64::MAX)]).unwrap_err();
+}
+
+#[test]
+fn an_exported_region_has_all_of_its_pages_and_no_reader_takes_more() {
+    for bytes in [10, 1 << 20, (1 << 20) + 1] {
+        let region = region(bytes);
+        region.write(bytes / 2, &[9]).unwrap();
+        let fd = region.export().unwrap().fd;
+        let taken = fs::fstat(&fd).unwrap().st_blocks as u64 * 512;
+        assert!(taken >= bytes, "{taken} of {bytes}");
+        let mapping = import(fd, bytes).unwrap();
+        let mapped = mapping.host().unwrap();
+        assert_eq!(mapped[bytes as usize / 2], 9);
+        assert_eq!(mapped.iter().map(|&byte| u64::from(byte)).sum::<u64>(), 9);
+    }
+}
+
+#[test]
+fn the_page_cache_tells_what_it_holds_of_a_file() {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&[1; 100_000]).unwrap();
+    let Some(all) = resident(&file, 0, 0) else {
+        eprintln!("skipped: the kernel has no cachestat, or a filter forbids it");
+        return;
+    };
+    let page = rustix::param::page_size() as u64;
+    // Where another file system's pages are used, none are counted.
+    if all > 0 {
+        assert_eq!(all, 100_000u64.next_multiple_of(page));
+        assert_eq!(resident(&file, 1, 1), Some(page));
+        assert_eq!(resident(&file, page - 1, 2), Some(2 * page));
+    }
+    assert_eq!(resident(&file, 1 << 40, 1 << 20), Some(0));
+}
+
+#[test]
+fn buffers_of_a_lane_start_on_a_page_and_hold_what_was_asked_for() {
+    for bytes in [1, 4096, 5000] {
+        for mut lane in Lane::open(&[Device::host(0)], 3, bytes).unwrap() {
+            let buffer = lane.next_buffer().unwrap();
+            assert!(buffer.len() >= bytes && buffer.as_ptr().addr().is_multiple_of(Lane::ALIGN));
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use thiserror::Error;
-use weightd_core::content::manifest::MAX_BYTES;
+use weightd_core::content::manifest::{MAX_BYTES, Region};
 use weightd_core::content::{Generation, Key, Manifest};
 use weightd_core::machine::{
     Attach, AttachError, AttachOptions, ConnectFailure, Fault, Fetched, Outcome, Step,
@@ -35,8 +35,26 @@ pub struct Attached {
     pub weights: Weights,
     /// The lease: keep it for as long as the weights. Absent where the daemon gave none.
     pub lease: Option<Lease>,
-    /// From the connect whose content was mapped until every tensor was addressable.
-    pub took: Duration,
+    /// What it took, from the connect whose content was mapped.
+    pub timing: Timing,
+}
+
+/// The parts of an attach, from connect until every tensor is addressable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// Connecting, asking and receiving the descriptors.
+    pub fetch: Duration,
+    /// Reading and decoding the manifest.
+    pub decode: Duration,
+    /// Importing and mapping the regions.
+    pub map: Duration,
+}
+
+impl Timing {
+    /// All of it.
+    pub fn total(&self) -> Duration {
+        self.fetch + self.decode + self.map
+    }
 }
 
 impl Attached {
@@ -134,7 +152,7 @@ pub struct AttachDriver {
     line: Line,
     machine: Attach<OwnedFd>,
     connected: Instant,
-    imported: Option<(Weights, Duration)>,
+    imported: Option<(Weights, Timing)>,
 }
 
 impl AttachDriver {
@@ -178,8 +196,9 @@ impl AttachDriver {
 
     /// Imports what was fetched. It may block.
     pub fn import(&mut self, fetched: Fetched<OwnedFd>) {
-        let imported = import(fetched).map(|weights| {
-            self.imported = Some((weights, self.connected.elapsed()));
+        let fetch = self.connected.elapsed();
+        let imported = import(fetched).map(|(weights, decode, map)| {
+            self.imported = Some((weights, Timing { fetch, decode, map }));
         });
         self.machine.imported(self.clock.now(), imported);
     }
@@ -204,20 +223,19 @@ impl AttachDriver {
     /// # Panics
     /// Before a good outcome.
     pub fn finish(mut self, outcome: Outcome) -> Attached {
-        let (weights, took) = self.imported.expect("a good outcome follows an import");
+        let (weights, timing) = self.imported.expect("a good outcome follows an import");
         let leased = matches!(outcome, Outcome::Mapped { leased: true, .. });
         let lease = self.line.take().filter(|_| leased).map(Lease);
         Attached {
             outcome,
             weights,
             lease,
-            took,
+            timing,
         }
     }
 
     fn connect(&mut self, now: Now) {
         drop(self.line.take());
-        self.imported = None;
         self.connected = Instant::now();
         let result = match connect(&self.socket) {
             Ok((socket, peer)) => match self.line.open(socket) {
@@ -242,8 +260,9 @@ impl AsRawFd for AttachDriver {
     }
 }
 
-/// From descriptors to tensors.
-fn import(fetched: Fetched<OwnedFd>) -> Result<Weights, Fault> {
+/// From descriptors to tensors; how long decoding and mapping took.
+fn import(fetched: Fetched<OwnedFd>) -> Result<(Weights, Duration, Duration), Fault> {
+    let start = Instant::now();
     let Fetched {
         state,
         manifest,
@@ -266,23 +285,34 @@ fn import(fetched: Fetched<OwnedFd>) -> Result<Weights, Fault> {
             "the manifest's regions are not those that the daemon stated".to_owned(),
         ));
     }
-    let mut descriptors = regions.into_iter();
-    let mappings = manifest
-        .regions()
-        .iter()
-        .map(|region| match &region.legacy {
-            Some(legacy) => Mapping::open_legacy(legacy, region.bytes, region.device),
-            None => {
-                let (handle, device) = (region.handle, region.device);
-                let fd = descriptors
-                    .next()
-                    .ok_or(MemoryError::Unsupported { handle, device })?;
-                Mapping::import(handle, fd, region.bytes, device)
-            }
-        })
-        .collect::<Result<Vec<Mapping>, MemoryError>>()
-        .map_err(fault)?;
-    Weights::new(manifest, mappings).map_err(|error: WeightsError| Fault::Malformed(error.to_string()))
+    let decoded = start.elapsed();
+    let mappings = map_regions(&manifest, regions).map_err(fault)?;
+    let weights = Weights::new(manifest, mappings)
+        .map_err(|error: WeightsError| Fault::Malformed(error.to_string()))?;
+    Ok((weights, decoded, start.elapsed() - decoded))
+}
+
+/// Maps the regions of a manifest, in its order. `descriptors` are those of the regions that have one.
+///
+/// # Errors
+/// What [`Mapping::import`] and [`Mapping::open_legacy`] say; [`MemoryError::Unsupported`] where a
+/// descriptor is missing.
+pub fn map_regions(
+    manifest: &Manifest,
+    descriptors: impl IntoIterator<Item = OwnedFd>,
+) -> Result<Vec<Mapping>, MemoryError> {
+    let mut descriptors = descriptors.into_iter();
+    let map = |region: &Region| match &region.legacy {
+        Some(legacy) => Mapping::open_legacy(legacy, region.bytes, region.device),
+        None => {
+            let (handle, device) = (region.handle, region.device);
+            let fd = descriptors
+                .next()
+                .ok_or(MemoryError::Unsupported { handle, device })?;
+            Mapping::import(handle, fd, region.bytes, device)
+        }
+    };
+    manifest.regions().iter().map(map).collect()
 }
 
 fn fault(error: MemoryError) -> Fault {

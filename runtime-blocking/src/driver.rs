@@ -75,8 +75,7 @@ pub struct Driver<M> {
     pending: BTreeSet<Token>,
     watched: Vec<Watch>,
     next_token: usize,
-    waker: Arc<Waker>,
-    reaper: Option<Reaper>,
+    reaper: Reaper,
     wake_at: Option<Now>,
     accepting: bool,
     buffer: Vec<u8>,
@@ -86,7 +85,8 @@ impl<M: Machine<OwnedFd>> Driver<M> {
     /// A driver without connections.
     pub fn new(machine: M) -> io::Result<Driver<M>> {
         let poll = Poll::new()?;
-        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        // Started at once: a thread that cannot be had later would end the driver and all it holds.
+        let reaper = Reaper::start(Arc::new(Waker::new(poll.registry(), WAKER)?))?;
         Ok(Driver {
             machine,
             poll,
@@ -98,8 +98,7 @@ impl<M: Machine<OwnedFd>> Driver<M> {
             pending: BTreeSet::new(),
             watched: Vec::new(),
             next_token: 1,
-            waker,
-            reaper: None,
+            reaper,
             wake_at: Some(Now(0)),
             accepting: true,
             buffer: vec![0; READ_BYTES],
@@ -147,11 +146,19 @@ impl<M: Machine<OwnedFd>> Driver<M> {
         Ok(())
     }
 
-    /// Waits on a descriptor of the caller's too, which must outlive the driver.
+    /// Waits on a descriptor of the caller's too, which must outlive the driver or be given to
+    /// [`unwatch`](Driver::unwatch).
     pub fn watch(&mut self, descriptor: impl AsFd) -> io::Result<Watch> {
         let token = self.register(&descriptor, Interest::READABLE)?;
         self.targets.insert(token, Target::Watch);
         Ok(Watch(token))
+    }
+
+    /// Waits on it no more, before it is closed.
+    pub fn unwatch(&mut self, watch: Watch, descriptor: impl AsFd) -> io::Result<()> {
+        self.targets.remove(&watch.0);
+        let descriptor = descriptor.as_fd().as_raw_fd();
+        self.poll.registry().deregister(&mut SourceFd(&descriptor))
     }
 
     /// Blocks until there is something to do, or until the time is over.
@@ -171,7 +178,7 @@ impl<M: Machine<OwnedFd>> Driver<M> {
     pub fn turn(&mut self, now: Now) -> io::Result<Turn<M::Event>> {
         let mut events = Vec::new();
         self.wait(Some(Duration::ZERO))?;
-        while let Some(id) = self.reaper.as_ref().and_then(Reaper::closed) {
+        while let Some(id) = self.reaper.closed() {
             self.machine.discarded(now, id);
         }
         if self.wake_at.is_some_and(|at| at <= now) {
@@ -318,7 +325,7 @@ impl<M: Machine<OwnedFd>> Driver<M> {
                     }
                     Err(_) => self.accept_failed(now, events)?,
                 },
-                Err(AcceptError::DescriptorsExhausted) => self.accept_failed(now, events)?,
+                Err(AcceptError::Exhausted) => self.accept_failed(now, events)?,
                 // That one connection; the next may be fine.
                 Err(AcceptError::Io(_)) => {}
             }
@@ -355,14 +362,7 @@ impl<M: Machine<OwnedFd>> Driver<M> {
                     }
                 }
                 Output::Listen { daemon, listener } => self.listen(listener, Origin::Daemon(daemon))?,
-                Output::Discard { id, descriptor } => {
-                    if self.reaper.is_none() {
-                        self.reaper = Some(Reaper::start(Arc::clone(&self.waker))?);
-                    }
-                    if let Some(reaper) = &self.reaper {
-                        reaper.discard(id, descriptor);
-                    }
-                }
+                Output::Discard { id, descriptor } => self.reaper.discard(id, descriptor),
             }
         }
     }

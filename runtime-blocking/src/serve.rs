@@ -2,12 +2,13 @@
 
 use crate::clock::Clock;
 use crate::driver::Driver;
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use weightd_core::machine::{Limits, Origin, Server, ServerEvent};
 use weightd_socket::credentials::our_uid;
+use weightd_socket::listen;
+use weightd_socket::lock::Lock;
 
 /// What a server process is given by its launcher.
 #[derive(Debug)]
@@ -22,14 +23,15 @@ pub struct ServerProcess<'a> {
     pub limits: Limits,
 }
 
-/// Serves until a launcher or an operator asks for the end, or `signals` becomes readable.
+/// Serves until a launcher or an operator asks for the end, or `signals` becomes readable. `on_event`
+/// gets each event with the server as it is after all events of its turn.
 ///
 /// A server that has a launcher leaves the sockets to it, which may start another server behind
-/// them; one without removes them.
+/// them; one without removes those that are still its own.
 pub fn serve(
     process: ServerProcess<'_>,
     signals: impl AsFd,
-    mut on_event: impl FnMut(&ServerEvent),
+    mut on_event: impl FnMut(&Server<OwnedFd>, &ServerEvent),
 ) -> io::Result<()> {
     let clock = Clock::start();
     let uid = our_uid().map_err(io::Error::other)?;
@@ -48,7 +50,7 @@ pub fn serve(
         let turn = driver.turn(clock.now())?;
         let mut end = None;
         for event in &turn.events {
-            on_event(event);
+            on_event(driver.machine(), event);
             match event {
                 ServerEvent::Led { .. } => led = true,
                 ServerEvent::LeaderGone => led = false,
@@ -61,7 +63,7 @@ pub fn serve(
         }
         if let Some(orphaned) = end {
             if orphaned {
-                remove_sockets(&driver, process.control_path);
+                remove_sockets(driver.machine(), process.control_path);
             }
             return Ok(());
         }
@@ -69,9 +71,20 @@ pub fn serve(
     }
 }
 
-fn remove_sockets(driver: &Driver<Server<OwnedFd>>, control: &Path) {
-    for path in driver.machine().socket_paths().map(Path::new).chain([control]) {
-        // Nobody is left to tell; the next holder of the lock removes what stays.
-        let _ = fs::remove_file(path);
+/// Removes what is still ours. Nobody is left to tell of a failure; the next holder of the lock
+/// removes what stays.
+fn remove_sockets(server: &Server<OwnedFd>, control: &Path) {
+    for (path, lock) in server.sockets() {
+        // Where the lock file was replaced, the name may be another daemon's by now.
+        if let Ok(copy) = lock.try_clone()
+            && let Ok(lock) = Lock::adopt(copy, Path::new(path))
+        {
+            let _ = listen::remove(&lock);
+        }
+    }
+    // The launcher had this lock, and is gone. Nobody else uses this name.
+    if let Ok(lock) = Lock::acquire(control) {
+        let _ = listen::remove(&lock);
+        let _ = lock.remove();
     }
 }

@@ -103,7 +103,9 @@ pub fn accept(listener: impl AsFd) -> Result<Option<(OwnedFd, Peer)>, AcceptErro
             Err(Errno::AGAIN) => return Ok(None),
             // A peer that left while it queued, or a signal: the next may be there.
             Err(Errno::CONNABORTED | Errno::INTR) => continue,
-            Err(Errno::MFILE | Errno::NFILE) => return Err(AcceptError::DescriptorsExhausted),
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                return Err(AcceptError::Exhausted);
+            }
             Err(errno) => return Err(AcceptError::Io(errno.into())),
         }
     }
@@ -138,8 +140,10 @@ pub enum ListenError {
 #[derive(Debug, thiserror::Error)]
 pub enum AcceptError {
     /// The connection stays queued: close something, or stop asking for a while.
-    #[error("no descriptor is left for a new connection: raise the limit of open files (ulimit -n)")]
-    DescriptorsExhausted,
+    #[error(
+        "no descriptor or memory is left for a new connection: raise the limit of open files (ulimit -n)"
+    )]
+    Exhausted,
     /// A call failed.
     #[error("cannot accept a connection: {0}")]
     Io(#[source] io::Error),

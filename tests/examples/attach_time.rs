@@ -1,11 +1,12 @@
 //! Times an attach on a device, with its parts:
-//! `attach_time cpu|cuda 8b|COUNT [REPEATS]`: the 195 tensors of an 8B Llama, or COUNT of 1 MiB each.
+//! `attach_time cpu|cuda 8b|COUNT [REPEATS [copy]]`: the 195 tensors of an 8B Llama, or COUNT of 1 MiB
+//! each. With `copy`, everything is cloned into memory of this process after each attach.
 //!
 //! The context is ready before the clock starts. After each attach every name is resolved (timed)
 //! and, on CUDA, one byte of each tensor is read by a kernel (proof that all can be read; not timed).
 
 use std::env;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use weightd_blocking::client::attach;
 use weightd_core::machine::AttachOptions;
 use weightd_gpu::cuda::Touch;
@@ -37,7 +38,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         DeviceKind::Cpu => None,
     };
     let resident = Resident::serve(&device, &key(), &tensors);
+    let copy = rest.get(1).is_some_and(|word| word == "copy");
     let mut times = Vec::new();
+    let mut copies = Vec::new();
     for _ in 0..repeats {
         let options = AttachOptions {
             device: Some(device.uuid()),
@@ -45,25 +48,48 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         };
         let start = Instant::now();
         let attached = attach(&resident.socket, options, resident.key.clone(), &mut Mapper)?;
-        let mapped = attached.took;
-        let get = |(name, _): &(String, Vec<u64>)| attached.weights.get(name).map(|view| view.address());
-        let addresses: Option<Vec<u64>> = tensors.iter().map(get).collect();
+        let timing = attached.timing;
+        let get = |(name, _): &(String, Vec<u64>)| attached.weights.get(name);
+        let views: Option<Vec<_>> = tensors.iter().map(get).collect();
         let whole = start.elapsed();
-        let addresses = addresses.ok_or("a name is missing")?;
+        let views = views.ok_or("a name is missing")?;
         if let Some(touch) = &touch {
-            touch.read(&addresses)?;
+            let places: Vec<_> = views.iter().filter_map(|view| view.place()).collect();
+            touch.read(&places)?;
         }
-        times.push((whole, mapped));
+        if copy {
+            let start = Instant::now();
+            let cloned = attached.weights.duplicate()?;
+            copies.push(start.elapsed());
+            drop(cloned);
+        }
+        times.push((whole, timing));
     }
-    times.sort_unstable();
-    let (whole, mapped) = times[times.len() / 2];
+    times.sort_unstable_by_key(|(whole, _)| *whole);
+    let (whole, timing) = times[times.len() / 2];
+    let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
     println!(
-        "{kind} {} tensors: median of {repeats}: {:.3} ms until every name is resolved, {:.3} ms from connect to mapped; fastest {:.3} ms, slowest {:.3} ms",
+        "{kind} {} tensors: median of {repeats}: {:.3} ms until every name is resolved (connect and ask {:.3}, decode {:.3}, map {:.3}); fastest {:.3}, slowest {:.3}",
         tensors.len(),
-        whole.as_secs_f64() * 1e3,
-        mapped.as_secs_f64() * 1e3,
-        times[0].0.as_secs_f64() * 1e3,
-        times[times.len() - 1].0.as_secs_f64() * 1e3
+        ms(whole),
+        ms(timing.fetch),
+        ms(timing.decode),
+        ms(timing.map),
+        ms(times[0].0),
+        ms(times[times.len() - 1].0)
     );
+    copies.sort_unstable();
+    if let Some(median) = copies.get(copies.len() / 2) {
+        let bytes: u64 = tensors
+            .iter()
+            .map(|(_, shape)| shape.iter().product::<u64>() * 2)
+            .sum();
+        let (gb, seconds) = (bytes as f64 / 1e9, median.as_secs_f64());
+        println!(
+            "copied {gb:.2} GB in {:.2} ms, allocation included: {:.0} GB/s",
+            seconds * 1e3,
+            gb / seconds
+        );
+    }
     Ok(())
 }

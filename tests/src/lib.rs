@@ -7,7 +7,7 @@
 mod resident;
 pub mod shapes;
 
-pub use resident::Resident;
+pub use resident::{Resident, publication};
 
 use std::path::{Path, PathBuf};
 use weightd_blocking::client::Engine;

@@ -86,7 +86,7 @@ fn start_server(dir: &Path) -> PathBuf {
             version: "bench",
             limits: Limits::default(),
         };
-        serve(process, never, |_| {}).expect("the server serves");
+        serve(process, never, |_, _| {}).expect("the server serves");
         drop(lock);
     });
     control
@@ -115,6 +115,20 @@ fn start_vault(held: Held<OwnedFd>, control: &Path) -> Channel {
 }
 
 fn publish(channel: &mut Channel, device: &Device, key: &Key, tensors: &[(String, Vec<u64>)]) {
+    let (publication, descriptors) = publication(device, key, tensors);
+    channel.machine_mut().publish(publication, descriptors);
+    let events = channel.settle().expect("an answer");
+    assert!(
+        matches!(events[..], [PublishEvent::Published { .. }]),
+        "{events:?}"
+    );
+}
+
+/// `tensors` (bf16) in one region of `device` whose bytes are zero, as a loader hands them over.
+///
+/// # Panics
+/// When the device has no room.
+pub fn publication(device: &Device, key: &Key, tensors: &[(String, Vec<u64>)]) -> (Publish, Vec<OwnedFd>) {
     let bytes = |shape: &[u64]| shape.iter().product::<u64>() * 2;
     let total: u64 = tensors
         .iter()
@@ -167,12 +181,5 @@ fn publish(channel: &mut Channel, device: &Device, key: &Key, tensors: &[(String
         key: key.clone(),
         content,
     };
-    channel
-        .machine_mut()
-        .publish(publication, vec![sealed, export.fd]);
-    let events = channel.settle().expect("an answer");
-    assert!(
-        matches!(events[..], [PublishEvent::Published { .. }]),
-        "{events:?}"
-    );
+    (publication, vec![sealed, export.fd])
 }

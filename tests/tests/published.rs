@@ -295,7 +295,7 @@ fn server_body() {
         limits: Limits::default(),
     };
     let (never, _other_end) = pair().unwrap();
-    serve(process, never, |_| {}).unwrap();
+    serve(process, never, |_, _| {}).unwrap();
 }
 
 #[test]

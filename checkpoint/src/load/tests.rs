@@ -7,8 +7,10 @@ use weightd_gpu::Mapping;
 
 const OPTIONS: LoadOptions = LoadOptions {
     workers: NonZero::new(3).unwrap(),
+    cold_workers: NonZero::new(5).unwrap(),
     chunk_bytes: 4 << 10,
     gap_bytes: 0,
+    shared: false,
 };
 
 fn run(checkpoint: &Checkpoint, plan: &ReadPlan, regions: &[Region]) -> Result<Progress, LoadError> {

@@ -299,9 +299,17 @@ fn tied(
         checkpoint.tensors().get(EMBEDDING),
         checkpoint.tensors().get(HEAD),
     );
+    // A model for classification, reward or embedding has no such head at all, whatever its
+    // configuration inherits.
+    let generates = checkpoint
+        .config()
+        .architectures
+        .iter()
+        .any(|name| name.ends_with("ForCausalLM"));
     // An architecture whose default is not known is taken to be tied if it has no head of its own.
     let default = table.map_or(head.is_none(), |table| table.tied_by_default);
-    if !checkpoint.config().tie_word_embeddings.unwrap_or(default) {
+    let tied = checkpoint.config().tie_word_embeddings.unwrap_or(default);
+    if !tied || (head.is_none() && !generates) {
         return Ok(None);
     }
     match (embedding, head) {

@@ -27,7 +27,7 @@ impl Report {
             bytes: attached.weights.bytes(),
             generation: attached.generation().to_string(),
             leased: attached.lease.is_some(),
-            microseconds: attached.took.as_micros() as u64,
+            microseconds: attached.timing.total().as_micros() as u64,
             verified: None,
             saved: None,
         }

@@ -2,6 +2,7 @@
 //! input, and leave the launcher's session.
 
 use crate::args::{ModelArgs, ParallelArgs, PreloadArgs};
+use crate::loader::files_argument;
 use clap::ValueEnum;
 use std::ffi::OsString;
 use std::io;
@@ -9,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use weightd_core::wire::message::DaemonId;
 
 /// Starts the server behind the control socket's listener.
 pub fn spawn_server(control: &Path, listener: OwnedFd, log: &str) -> io::Result<Child> {
@@ -20,13 +22,36 @@ pub fn spawn_server(control: &Path, listener: OwnedFd, log: &str) -> io::Result<
         .spawn()
 }
 
+/// What a loader is started for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// To load for all daemons.
+    Everything,
+    /// To load for those that lost what they had.
+    Afresh(Vec<DaemonId>),
+    /// To hand over the digest of the checkpoint that these hold, read from these files.
+    Digest(Vec<DaemonId>, [u8; 32]),
+}
+
 /// Starts the loader at the other end of a channel.
-pub fn spawn_loader(args: &PreloadArgs, channel: OwnedFd, log: &str) -> io::Result<Child> {
+pub fn spawn_loader(args: &PreloadArgs, work: &Work, channel: OwnedFd, log: &str) -> io::Result<Child> {
     let mut command = ourselves("loader", log);
+    let (daemons, files) = match work {
+        Work::Everything => (&[][..], None),
+        Work::Afresh(daemons) => (&daemons[..], None),
+        Work::Digest(daemons, files) => (&daemons[..], Some(files)),
+    };
     command
         .args(loader_args(args))
+        .args(daemons.iter().map(|daemon| format!("--daemon={daemon}")))
+        .args(files.map(|files| format!("--digest-only={}", files_argument(files))))
         .stdin(Stdio::from(channel))
         .spawn()
+}
+
+/// The child that tries an import.
+pub fn probe(log: &str) -> Command {
+    ourselves("probe", log)
 }
 
 /// How a process ended, for a person.

@@ -1,12 +1,14 @@
 //! The launcher's life: start, READY, supervise, end.
 
-use super::children::{describe, spawn_loader, spawn_server};
+use super::children::{Work, describe, probe, spawn_loader, spawn_server};
 use super::daemons::Daemons;
+use super::probing::Prober;
+use super::recovery::{Recovery, Suspect, Verdict};
 use crate::args::PreloadArgs;
 use crate::error::CliError;
 use crate::output::say;
 use crate::signals::Signals;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode};
@@ -39,8 +41,10 @@ pub struct Launcher {
     signalled: Watch,
     daemons: Daemons,
     server: Server,
-    loader: Option<Child>,
+    loader: Option<Loading>,
     load_failure: Option<String>,
+    recovery: Recovery,
+    prober: Prober,
     progress: BTreeMap<DaemonId, Instant>,
     ready: bool,
 }
@@ -50,6 +54,11 @@ struct Server {
     /// Deaths since it was armed last.
     deaths: u32,
     restart_at: Option<Instant>,
+}
+
+struct Loading {
+    child: Child,
+    work: Work,
 }
 
 /// Why the launcher ends.
@@ -90,21 +99,26 @@ impl Launcher {
             },
             loader: None,
             load_failure: None,
+            recovery: Recovery::default(),
+            prober: Prober::default(),
             progress: BTreeMap::new(),
             ready: false,
         };
         launcher.start_server()?;
-        launcher.start_loader()?;
+        launcher.start_loader(Work::Everything)?;
         Ok(launcher)
     }
 
     /// Runs until a signal, a request or a failure ends it; leaves no socket and no process.
     pub fn run(mut self) -> Result<ExitCode, CliError> {
-        match self.supervise()? {
+        let end = self.supervise()?;
+        let in_order = self.end_children();
+        match end {
+            End::Failed(why) => Err(CliError::Failure(why)),
+            _ if !in_order => Ok(ExitCode::FAILURE),
             End::Signal => Ok(self.signals.exit_code()),
             End::Asked if self.ready => Ok(ExitCode::SUCCESS),
             End::Asked => Err(CliError::failure("asked to stop before all weights were loaded")),
-            End::Failed(why) => Err(CliError::Failure(why)),
         }
     }
 
@@ -119,17 +133,118 @@ impl Launcher {
             if turn.watched.contains(&self.signalled) && self.signals.take() > 0 {
                 return Ok(End::Signal);
             }
-            let mut timeout = self.clock.until(turn.wake_at);
-            if let Some(at) = self.server.restart_at {
-                let left = at.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    self.start_server()?;
-                    continue;
-                }
-                timeout = Some(timeout.map_or(left, |timeout| timeout.min(left)));
+            let now = Instant::now();
+            if self.server.restart_at.is_some_and(|at| at <= now) {
+                self.start_server()?;
+                continue;
             }
+            if self.recover(now) {
+                continue;
+            }
+            let (can_try, can_load) = (self.prober.is_idle(), self.loader.is_none());
+            let wake_at = [
+                self.server.restart_at,
+                self.prober.wake_at(now),
+                self.recovery.wake_at(can_try, can_load),
+            ];
+            let left = wake_at.into_iter().flatten().min();
+            let left = left.map(|at| at.saturating_duration_since(now));
+            let timeout = self.clock.until(turn.wake_at).into_iter().chain(left).min();
             self.driver.wait(timeout).map_err(CliError::failure)?;
         }
+    }
+
+    /// Looks after what an engine could not import and what is lost; true when that did something.
+    fn recover(&mut self, now: Instant) -> bool {
+        let probed = self.prober.turn(&mut self.driver, now);
+        let mut moved = probed.is_some();
+        if let Some((suspect, verdict)) = probed {
+            self.judge(suspect, verdict);
+        }
+        if self.prober.is_idle()
+            && let Some(suspect) = self.recovery.next_suspect(now)
+        {
+            moved = true;
+            let name = self.name(suspect.daemon);
+            let probe = probe(&self.log);
+            if let Err(error) = self.prober.start(&mut self.driver, now, suspect, probe) {
+                warn!("{name}: cannot try the import: {error}; nothing changes");
+            }
+        }
+        if self.loader.is_none() {
+            let lost = self.recovery.next_load(now);
+            if !lost.is_empty() {
+                moved = true;
+                if let Err(error) = self.start_loader(Work::Afresh(lost.clone())) {
+                    self.not_loaded(&lost, &error.to_string());
+                }
+            }
+        }
+        if self.loader.is_none()
+            && self.recovery.next_digest(now)
+            && let Some((daemons, files)) = self.without_digest()
+        {
+            moved = true;
+            if let Err(error) = self.start_loader(Work::Digest(daemons, files)) {
+                self.look_for_digests(&error.to_string());
+            }
+        }
+        moved
+    }
+
+    /// An import that works here failed for the engine's own reasons.
+    fn judge(&mut self, suspect: Suspect, verdict: Verdict) {
+        let Suspect {
+            daemon,
+            generation,
+            why: said,
+        } = suspect;
+        let name = self.name(daemon);
+        match verdict {
+            Verdict::Works => info!(
+                "{name}: generation {generation} can be imported, so nothing changes; the engine said: {said}"
+            ),
+            Verdict::Unclear(why) => warn!(
+                "{name}: whether generation {generation} can be imported is unclear, so nothing changes: {why}; the engine said: {said}"
+            ),
+            Verdict::Lost(why) => {
+                warn!("{name}: generation {generation} cannot be imported: {why}; the engine said: {said}");
+                self.driver.machine_mut().lost(daemon, generation);
+            }
+        }
+    }
+
+    fn not_loaded(&mut self, daemons: &[DaemonId], why: &str) {
+        if let Some(pause) = self.recovery.load_ended(Instant::now(), daemons) {
+            let (names, seconds) = (self.names(daemons), pause.as_secs());
+            warn!("{names}: loading afresh failed: {why}; trying again in {seconds} s");
+        }
+    }
+
+    /// The daemons that hold weights whose digest no loader handed over, and the files that those were
+    /// read from; where they differ, those of one kind. Without such files there is always a digest.
+    fn without_digest(&self) -> Option<(Vec<DaemonId>, [u8; 32])> {
+        let vault = self.driver.machine();
+        let files = |daemon: DaemonId| {
+            let (_, checkpoint) = (vault.content(daemon)?, &vault.info(daemon)?.key.checkpoint);
+            checkpoint.files.filter(|_| checkpoint.digest.is_none())
+        };
+        let daemons = || 0..self.daemons.claims.len() as DaemonId;
+        let first = daemons().find_map(files)?;
+        let same = daemons().filter(|daemon| files(*daemon) == Some(first));
+        Some((same.collect(), first))
+    }
+
+    /// A loader is over; what it left open is made up for.
+    fn look_for_digests(&mut self, why: &str) {
+        let Some((daemons, _)) = self.without_digest() else {
+            return self.recovery.digests_known();
+        };
+        let pause = self.recovery.digest_missing(Instant::now());
+        let (names, seconds) = (self.names(&daemons), pause.as_secs());
+        warn!(
+            "{names}: the checkpoint's digest is missing, so engines that read it from other files wait: {why}; trying again in {seconds} s"
+        );
     }
 
     fn handle(&mut self, event: VaultEvent) -> Result<Option<End>, CliError> {
@@ -140,15 +255,26 @@ impl Launcher {
                 }
             }
             VaultEvent::Armed { .. } => {
-                self.server.deaths = 0;
-                info!("re-armed: the server serves again");
+                // It is also armed with what was loaded afresh.
+                if std::mem::take(&mut self.server.deaths) > 0 {
+                    info!("re-armed: the server serves again");
+                }
             }
             VaultEvent::ServerGone { why } => return Ok(self.server_gone(&why)),
             VaultEvent::LoaderGone => return Ok(self.loader_gone()),
             VaultEvent::LoadFailed { why } => self.load_failure = Some(why),
             VaultEvent::Progress { daemon, done, total } => self.log_progress(daemon, done, total),
             VaultEvent::Stored { daemon, generation } => {
-                info!("{}: holding generation {generation}", self.name(daemon));
+                let afresh = self.recovery.stored(daemon);
+                let how = if afresh { "loaded afresh, " } else { "" };
+                info!("{}: {how}holding generation {generation}", self.name(daemon));
+            }
+            VaultEvent::Lost { daemon, generation } => {
+                self.recovery.lost(Instant::now(), daemon);
+                let name = self.name(daemon);
+                warn!(
+                    "{name}: daemon lost: generation {generation} is gone from its device; loading it afresh"
+                );
             }
             VaultEvent::Released { daemon, generation } => {
                 info!("{}: released generation {generation}", self.name(daemon));
@@ -158,10 +284,14 @@ impl Launcher {
                 generation,
                 why,
             } => {
-                warn!(
-                    "{}: an engine could not import generation {generation}: {why}",
-                    self.name(daemon)
-                );
+                let name = self.name(daemon);
+                warn!("{name}: an engine could not import generation {generation}: {why}");
+                let suspect = Suspect {
+                    daemon,
+                    generation,
+                    why,
+                };
+                self.recovery.suspect(Instant::now(), suspect);
             }
             VaultEvent::StopRequested => return Ok(Some(End::Asked)),
         }
@@ -171,6 +301,11 @@ impl Launcher {
     fn name(&self, daemon: DaemonId) -> String {
         let rank = self.driver.machine().info(daemon).map(|info| info.global_rank);
         rank.map_or_else(|| format!("daemon {daemon}"), |rank| format!("rank {rank}"))
+    }
+
+    fn names(&self, daemons: &[DaemonId]) -> String {
+        let names: Vec<_> = daemons.iter().map(|daemon| self.name(*daemon)).collect();
+        names.join(", ")
     }
 
     /// All serve: sockets get their names, and whoever started us gets one line.
@@ -184,12 +319,15 @@ impl Launcher {
             );
         }
         let parallel = &self.args.model.parallel;
+        let claims = self.daemons.claims.iter();
+        let roles: BTreeSet<_> = claims.map(|claim| claim.info.key.role).collect();
         // A closed stdout is no reason to stop serving.
         let _ = say(format_args!(
-            "READY node {}/{} ranks {} roles 1 dir {}",
+            "READY node {}/{} ranks {} roles {} dir {}",
             parallel.node_rank,
             parallel.nnodes,
             self.daemons.claims.len(),
+            roles.len(),
             self.dir.display()
         ));
         Ok(())
@@ -210,7 +348,23 @@ impl Launcher {
         }
     }
 
+    /// Before READY, a failure ends the start. After it, it counts as another death: the weights stay.
     fn start_server(&mut self) -> Result<(), CliError> {
+        let Err(error) = self.try_start_server() else {
+            return Ok(());
+        };
+        if let Some(mut child) = self.server.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if !self.ready {
+            return Err(error);
+        }
+        self.restart_server(&error.to_string());
+        Ok(())
+    }
+
+    fn try_start_server(&mut self) -> Result<(), CliError> {
         let failed = |error| CliError::Failure(format!("cannot start the server: {error}"));
         self.server.restart_at = None;
         let listener = self.daemons.control.listener.try_clone().map_err(failed)?;
@@ -223,18 +377,18 @@ impl Launcher {
         Ok(())
     }
 
-    fn start_loader(&mut self) -> Result<(), CliError> {
+    fn start_loader(&mut self, work: Work) -> Result<(), CliError> {
         let failed = |error| CliError::Failure(format!("cannot start the loader: {error}"));
+        let uid = our_uid().map_err(CliError::failure)?;
         let (ours, theirs) = pair().map_err(failed)?;
-        let child = spawn_loader(&self.args, theirs, &self.log).map_err(failed)?;
-        let peer = Peer {
-            pid: child.id(),
-            uid: our_uid().map_err(CliError::failure)?,
-        };
-        self.loader = Some(child);
-        self.driver
-            .add(self.clock.now(), ours, Origin::Loader, peer)
-            .map_err(CliError::failure)?;
+        let mut child = spawn_loader(&self.args, &work, theirs, &self.log).map_err(failed)?;
+        let peer = Peer { pid: child.id(), uid };
+        if let Err(error) = self.driver.add(self.clock.now(), ours, Origin::Loader, peer) {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(failed(error));
+        }
+        self.loader = Some(Loading { child, work });
         Ok(())
     }
 
@@ -258,76 +412,89 @@ impl Launcher {
                 "the server died before it was ready: it {why}"
             )));
         }
+        self.restart_server(&format!("the server {why}"));
+        None
+    }
+
+    fn restart_server(&mut self, why: &str) {
         let pause = match self.server.deaths {
             0 => Duration::ZERO,
             deaths => LONGEST_PAUSE.min(FIRST_PAUSE * 2u32.pow(deaths.min(10))),
         };
         self.server.deaths += 1;
-        warn!("the server {why}; starting another in {} ms", pause.as_millis());
+        warn!("{why}; starting another in {} ms", pause.as_millis());
         self.server.restart_at = Some(Instant::now() + pause);
-        None
     }
 
     fn loader_gone(&mut self) -> Option<End> {
-        let mut loader = self.loader.take()?;
-        if self.load_failure.is_some() {
+        let Loading { mut child, work } = self.loader.take()?;
+        let failure = self.load_failure.take();
+        if failure.is_some() {
             // It may have been given up for what it sent.
-            let _ = loader.kill();
+            let _ = child.kill();
         }
-        let status = loader.wait();
-        let loaded = self.driver.machine().is_loaded();
-        match (self.load_failure.take(), status) {
-            (Some(why), _) if !loaded => Some(End::Failed(why)),
-            (Some(why), _) => {
-                warn!("after loading: {why}; engines with other files than these are refused");
-                None
+        let how = child.wait().map_or_else(|error| error.to_string(), describe);
+        match work {
+            Work::Everything if !self.driver.machine().is_loaded() => {
+                return Some(End::Failed(failure.unwrap_or_else(|| {
+                    format!("the loader {how} before all weights were loaded; nothing is served")
+                })));
             }
-            (None, _) if loaded => None,
-            (None, Ok(status)) => {
-                let how = describe(status);
-                Some(End::Failed(format!(
-                    "the loader {how} before all weights were loaded; nothing is served"
-                )))
-            }
-            (None, Err(error)) => Some(End::Failed(format!("cannot wait for the loader: {error}"))),
+            Work::Afresh(daemons) => self.not_loaded(&daemons, failure.as_ref().unwrap_or(&how)),
+            Work::Everything | Work::Digest(..) => {}
         }
+        self.look_for_digests(&failure.unwrap_or_else(|| format!("the loader {how}")));
+        None
     }
 
-    /// Lets the server answer whoever asked for the end. A second signal does not wait for it.
-    fn ask_server_to_end(&mut self) {
+    /// Ends everything in order: no more loading, then the server; the names go last, with the
+    /// daemons. False where the server did not end and had to be killed.
+    fn end_children(&mut self) -> bool {
+        if let Some(Loading { mut child, .. }) = self.loader.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let Some(mut server) = self.server.child.take() else {
+            return true;
+        };
+        let in_order = self.ask_server_to_end();
+        if !in_order {
+            warn!("the server (pid {}) did not end and was killed", server.id());
+        }
+        // Gone already, unless it did not listen.
+        let _ = server.kill();
+        let _ = server.wait();
+        in_order
+    }
+
+    /// Lets the server answer whoever asked for the end. A second signal does not wait for it, and is
+    /// no failure of the server's. False where it did not end.
+    fn ask_server_to_end(&mut self) -> bool {
         let until = Instant::now() + SERVER_ENDS_WITHIN;
         self.driver.machine_mut().stop_server(self.clock.now());
         loop {
             let Ok(turn) = self.driver.turn(self.clock.now()) else {
-                return;
+                return false;
             };
             let gone = |event: &VaultEvent| matches!(event, VaultEvent::ServerGone { .. });
             let again = turn.watched.contains(&self.signalled) && self.signals.take() > 0;
+            if turn.events.iter().any(gone) || again {
+                return true;
+            }
             let left = until.saturating_duration_since(Instant::now());
-            if turn.events.iter().any(gone) || again || left.is_zero() {
-                return;
+            if left.is_zero() {
+                return false;
             }
             let wake_at = self.clock.until(turn.wake_at).map_or(left, |wake| wake.min(left));
             if self.driver.wait(Some(wake_at)).is_err() {
-                return;
+                return false;
             }
         }
     }
 }
 
 impl Drop for Launcher {
-    /// Ends everything in order: no more loading, then the server; the names go last, with the
-    /// daemons.
     fn drop(&mut self) {
-        if let Some(mut loader) = self.loader.take() {
-            let _ = loader.kill();
-            let _ = loader.wait();
-        }
-        if let Some(mut server) = self.server.child.take() {
-            self.ask_server_to_end();
-            // Gone already, unless it did not listen.
-            let _ = server.kill();
-            let _ = server.wait();
-        }
+        self.end_children();
     }
 }

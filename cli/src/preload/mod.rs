@@ -3,6 +3,8 @@
 mod children;
 mod daemons;
 mod launcher;
+mod probing;
+mod recovery;
 
 use crate::args::{DeviceArg, PreloadArgs};
 use crate::devices::Finder;

@@ -19,6 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A directory of its own with a socket directory in it. What runs on it ends with it.
 pub struct Site {
     temp: TempDir,
+    device: &'static str,
     logs: AtomicU32,
 }
 
@@ -38,9 +39,16 @@ pub struct Running {
 }
 
 impl Site {
+    /// On host memory, also on a machine with GPUs.
     pub fn new() -> Site {
+        Site::on("cpu")
+    }
+
+    /// On devices of this kind.
+    pub fn on(device: &'static str) -> Site {
         Site {
             temp: tempfile::tempdir().unwrap(),
+            device,
             logs: AtomicU32::new(0),
         }
     }
@@ -60,8 +68,7 @@ impl Site {
         let mut command = Command::new(env!("CARGO_BIN_EXE_weightd"));
         command
             .args(args)
-            // Also on a machine with GPUs.
-            .args(["--device", "cpu"])
+            .args(["--device", self.device])
             .env("WEIGHTD_SOCKET_DIR", self.dir())
             .env_remove("WEIGHTD_LOG")
             .stdin(Stdio::null());

@@ -6,11 +6,13 @@
 mod bad_input;
 mod checkpoints;
 mod engine;
+mod gpu;
 mod harness;
 mod hostile;
 mod key;
 mod launcher_killed;
 mod launchers;
+mod lost;
 mod plan;
 mod release;
 mod server_killed;

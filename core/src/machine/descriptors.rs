@@ -44,6 +44,10 @@ pub enum DescriptorError {
     },
 }
 
+/// The major number of the NVIDIA driver's devices (Linux, `Documentation/admin-guide/devices.txt`). A
+/// descriptor of CUDA memory is an open `/dev/nvidiactl`.
+const NVIDIA_MAJOR: u32 = 195;
+
 /// Checks what came with a message about content: the manifest first, then every region that is
 /// handed over as a descriptor.
 pub fn check<'a>(
@@ -79,7 +83,7 @@ pub fn check<'a>(
         };
         let right = match region.handle {
             HandleKind::Memfd => memory(found, region.bytes),
-            HandleKind::CudaFd => matches!(found.file, FileKind::CharDevice { .. }),
+            HandleKind::CudaFd => found.file == FileKind::CharDevice { major: NVIDIA_MAJOR },
             HandleKind::CudaIpc => true,
         };
         if !right {

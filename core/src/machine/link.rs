@@ -57,6 +57,11 @@ impl<F> Link<F> {
         self.incoming.next_frame()
     }
 
+    /// Whether the start of a frame has arrived, and not the rest.
+    pub fn is_mid_frame(&self) -> bool {
+        self.incoming.is_mid_frame()
+    }
+
     /// Queues a request under an id of our own, which is returned. One that does not fit a frame is
     /// not sent.
     pub fn ask(

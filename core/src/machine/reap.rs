@@ -4,6 +4,7 @@
 //! [`Output::Discard`](super::Output::Discard) and are closed elsewhere. A descriptor that a queued
 //! reply still needs leaves once that reply is gone.
 
+use crate::peer::Facts;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -49,6 +50,12 @@ impl<F, T> Reaper<F, T> {
     pub fn bury(&mut self, bundle: Bundle<F>, then: Option<T>) {
         self.shared.push((bundle, then));
         self.sweep();
+    }
+
+    /// Lets received descriptors go.
+    pub fn bury_received(&mut self, descriptors: impl IntoIterator<Item = (Facts, F)>) {
+        let descriptors = descriptors.into_iter();
+        self.bury_all(descriptors.map(|(_, descriptor)| descriptor).collect());
     }
 
     /// Lets descriptors go that nobody waits for.

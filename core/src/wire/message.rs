@@ -130,6 +130,8 @@ messages! {
     73 Progress,
     /// Private: the loader cannot go on.
     74 LoadFailed,
+    /// Private: the vault says that the device lost a daemon's content.
+    75 Lost,
 }
 
 fn write<T: Writable<Endianness>>(name: &'static str, body: &T) -> Result<Vec<u8>, MessageError> {
@@ -455,7 +457,8 @@ pub struct Define {
     pub daemon: DaemonId,
     /// What it is.
     pub info: DaemonInfo,
-    /// What it holds until content is published: never [`Holds::Content`].
+    /// What it says until content is published. With [`Holds::Content`], content of this generation
+    /// follows, and nobody is let in before.
     pub holds: Holds,
 }
 
@@ -516,4 +519,13 @@ pub struct LoadFailed {
     /// One line for a person.
     #[speedy(length_type = u16)]
     pub message: String,
+}
+
+/// The device lost the content: what a daemon holds of this generation is of no use. It has no answer.
+#[derive(Clone, Debug, PartialEq, Eq, Readable, Writable)]
+pub struct Lost {
+    /// The daemon.
+    pub daemon: DaemonId,
+    /// The generation that is lost; where the daemon holds another, nothing happens.
+    pub generation: Generation,
 }

@@ -6,6 +6,7 @@ mod host;
 mod hostile;
 mod ledger;
 mod limits;
+mod lost;
 mod release;
 mod retry;
 mod serving;

@@ -296,3 +296,29 @@ fn who_waits_for_a_release_is_not_read_and_has_a_deadline() {
     assert!(world.raws[&raw].ended);
     world.finish();
 }
+
+#[test]
+fn who_was_told_that_a_release_takes_long_is_not_answered_once_more() {
+    let (mut world, file) = loaded();
+    world.hold_reaper = true;
+    // Too small for any answer, so that the first stays queued.
+    world.capacity = 4;
+    let slow = world.raw(0);
+    world.capacity = 200_000;
+    release(&mut world, slow, None);
+    world.raws.get_mut(&slow).unwrap().deaf = true;
+    world.pass(Span::secs(119));
+    let patient = world.raw(0);
+    release(&mut world, patient, None);
+    world.pass(Span::secs(2));
+    world.hold_reaper = false;
+    world.run();
+    assert!(released(&world.heard(patient)));
+    assert_eq!(world.ledger.open_of(file), 0);
+    assert!(!world.raws[&slow].ended, "its answer has not left");
+    world.raws.get_mut(&slow).unwrap().deaf = false;
+    world.run();
+    assert_eq!(code(&world.heard(slow)), ErrorCode::Timeout);
+    assert!(world.raws[&slow].ended);
+    world.finish();
+}

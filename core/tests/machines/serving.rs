@@ -453,7 +453,7 @@ fn a_publish_that_expects_something_else_changes_nothing() {
 fn replaced_content_is_closed_when_no_reply_needs_it() {
     use weightd_core::wire::message::Expects;
     let mut world = World::ready();
-    let old = world.server.as_ref().unwrap().machine.socket_paths().count();
+    let old = world.server.as_ref().unwrap().machine.sockets().count();
     assert_eq!(old, 2);
     let expects = Expects::Generation(generation(1));
     let new = world.publish(0, 300, expects);

@@ -6,7 +6,8 @@ use weightd_core::machine::{AttachOptions, Origin, Outcome, ServerEvent, VaultEv
 use weightd_core::peer::{Facts, FileKind, Peer};
 use weightd_core::time::Span;
 use weightd_core::wire::message::{
-    Define, ErrorCode, Failure, GetState, GetStatus, Holds, Lead, Message, Release, Report, Stop,
+    Define, ErrorCode, Expects, Failure, GetState, GetStatus, Holds, Lead, Leading, Message, Publish,
+    Release, Report, Reported, Stop,
 };
 
 fn generation(number: u64) -> Generation {
@@ -322,30 +323,49 @@ fn an_orphan_is_stopped_directly() {
 }
 
 #[test]
-fn an_import_that_failed_is_reported_once_and_only_for_the_current_generation() {
+fn imports_that_failed_are_told_one_at_a_time_and_only_of_the_current_generation() {
     let mut world = World::ready();
+    let report = |number| Report {
+        daemon: 9,
+        generation: generation(number),
+        import_failed: "no".into(),
+    };
+    // A leader that has not answered the first report yet is sent no other.
+    world.kill_vault();
+    let leader = control(&mut world, 12);
+    world.say(leader, Lead { pid: 12 }, vec![]);
+    world.run();
+    world.heard(leader);
     let raw = world.raw(0);
-    for number in [1, 7, 1, 8, 1] {
-        let report = Report {
-            daemon: 9,
-            generation: generation(number),
-            import_failed: "no".into(),
-        };
-        world.say(raw, report, vec![]);
+    for number in [7, 1, 8, 1, 1] {
+        world.say(raw, report(number), vec![]);
     }
     world.run();
     assert_eq!(world.heard(raw).len(), 5, "each is answered");
-    let vault = world.vault.as_ref().unwrap();
-    let failed = VaultEvent::ImportFailed {
+    let told = Message::from(Report {
         daemon: 0,
-        generation: generation(1),
-        why: "no".into(),
-    };
-    let reports = vault
-        .events
+        ..report(1)
+    });
+    let asked: Vec<u32> = world.raws[&leader]
+        .heard
         .iter()
-        .filter(|event| matches!(event, VaultEvent::ImportFailed { .. }));
-    assert_eq!(reports.collect::<Vec<_>>(), [&failed]);
+        .map(|frame| frame.request)
+        .collect();
+    assert_eq!(world.heard(leader), std::slice::from_ref(&told));
+    world.send(leader, &frame(&Reported {}.into(), asked[0], 0), vec![]);
+    world.run();
+    world.say(raw, report(1), vec![]);
+    world.run();
+    assert_eq!(world.heard(leader), std::slice::from_ref(&told));
+    // What a leader did not answer, the next one may hear.
+    world.hang_up(leader);
+    let next = control(&mut world, 13);
+    world.say(next, Lead { pid: 13 }, vec![]);
+    world.run();
+    world.heard(next);
+    world.say(raw, report(1), vec![]);
+    world.run();
+    assert_eq!(world.heard(next), [told]);
     world.finish();
 }
 
@@ -417,5 +437,107 @@ fn a_new_server_takes_the_place_of_the_old_one() {
     assert!(world.raws[&old].ended);
     let vault = world.vault.as_ref().unwrap();
     assert_eq!(vault.events.last(), Some(&VaultEvent::Armed { complete: false }));
+    world.finish();
+}
+
+/// A server whose launcher dies while it hands over daemon 0, which is armed, and daemon 1, which
+/// is only defined, as `holds`.
+fn half_armed(holds: Holds) -> World {
+    let mut world = World::new();
+    world.start_server();
+    let leader = control(&mut world, 10);
+    world.say(leader, Lead { pid: 10 }, vec![]);
+    for (daemon, holds) in [(0, Holds::Content(generation(1))), (1, holds)] {
+        let open = |file| world.ledger.open(Facts { file, size: 0 });
+        let (lock, listener) = (open(FileKind::Other), open(FileKind::Listener));
+        world.listeners.push(listener.file);
+        let info = info(daemon, false);
+        world.say(leader, Define { daemon, info, holds }, vec![lock, listener]);
+    }
+    let publish = Publish {
+        daemon: 0,
+        generation: Some(generation(1)),
+        expects: Expects::Empty,
+        key: key(0),
+        content: content(64, &[1000]),
+    };
+    let descriptors = vec![world.ledger.memory(64), world.ledger.memory(1000)];
+    world.say(leader, publish, descriptors);
+    world.run();
+    assert!(matches!(
+        world.heard(leader)[..],
+        [
+            Message::Leading(_),
+            Message::Defined(_),
+            Message::Defined(_),
+            Message::Published(_)
+        ]
+    ));
+    world.hang_up(leader);
+    world.run();
+    world
+}
+
+#[test]
+fn a_launcher_that_dies_while_it_arms_a_server_leaves_it_serving_what_it_has() {
+    let mut world = half_armed(Holds::Content(generation(2)));
+    assert!(stops(&world).is_empty());
+    let engine = world.attach(0, AttachOptions::new(UID), key(0));
+    world.run();
+    let mapped = Outcome::Mapped {
+        generation: generation(1),
+        leased: true,
+    };
+    assert_eq!(world.engines[engine].end, Some(End::Done(mapped)));
+    let raw = world.raw(1);
+    world.say(
+        raw,
+        GetState {
+            key: key(1),
+            is_reload: false,
+        },
+        vec![],
+    );
+    world.run();
+    let heard = world.heard(raw);
+    assert!(
+        matches!(&heard[..], [Message::Failure(failure)] if failure.code == ErrorCode::Empty.number()),
+        "{heard:?}"
+    );
+    world.finish();
+}
+
+#[test]
+fn a_launcher_that_dies_before_all_was_loaded_takes_its_server_along() {
+    let world = half_armed(Holds::Empty);
+    assert_eq!(
+        stops(&world),
+        [true],
+        "no socket has its name, so nobody could find it"
+    );
+    world.finish();
+}
+
+#[test]
+fn a_vault_hands_over_every_listener_before_any_content() {
+    let mut world = World::ready();
+    world.kill_server();
+    let server = world.raw_as(Origin::Server, Peer { pid: 21, uid: UID });
+    world.run();
+    assert!(matches!(world.heard(server)[..], [Message::Lead(_)]));
+    world.say(server, Leading {}, vec![]);
+    world.run();
+    assert!(matches!(
+        world.heard(server)[..],
+        [
+            Message::Define(_),
+            Message::Define(_),
+            Message::Publish(_),
+            Message::Publish(_)
+        ]
+    ));
+    world.raws.get_mut(&server).unwrap().heard.clear();
+    world.hang_up(server);
+    world.run();
     world.finish();
 }

@@ -3,6 +3,7 @@
 use super::driver::{CudaError, check, devices};
 use cudarc::driver::sys;
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use weightd_core::content::DeviceUuid;
 
@@ -39,10 +40,34 @@ impl Context {
         self.ordinal
     }
 
-    /// Makes it the calling thread's, as nearly every call of the driver wants.
-    pub fn enter(&self) -> Result<(), CudaError> {
+    /// Makes it the calling thread's, as nearly every call of the driver wants, until the returned value
+    /// is dropped: an engine that works on another device finds its own context again.
+    pub fn enter(self: &Arc<Context>) -> Result<Entered, CudaError> {
         // SAFETY: the context is retained for as long as `self` lives.
-        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+        check("cuCtxPushCurrent", unsafe {
+            sys::cuCtxPushCurrent_v2(self.context)
+        })?;
+        Ok(Entered {
+            _context: Arc::clone(self),
+            _thread: PhantomData,
+        })
+    }
+}
+
+/// A context that is the calling thread's.
+#[derive(Debug)]
+pub(crate) struct Entered {
+    _context: Arc<Context>,
+    /// It must be left on the thread that entered it.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let mut left = std::ptr::null_mut();
+        // SAFETY: `left` takes a handle; this thread's topmost context is the one that was entered,
+        // since guards are dropped in the reverse order of their making.
+        let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut left) };
     }
 }
 
@@ -61,7 +86,7 @@ unsafe impl Sync for Context {}
 /// Free and total bytes of a device.
 pub(crate) fn memory(device: DeviceUuid) -> Result<(u64, u64), CudaError> {
     let context = Context::of(device)?;
-    context.enter()?;
+    let _entered = context.enter()?;
     let (mut free, mut total) = (0, 0);
     // SAFETY: both take one number each.
     check("cuMemGetInfo", unsafe {

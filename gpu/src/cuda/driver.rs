@@ -5,8 +5,9 @@ use std::ffi::CStr;
 use std::sync::OnceLock;
 use weightd_core::content::DeviceUuid;
 
-/// The oldest driver interface that has all that is called here: 11.2, as `cuDriverGetVersion` says it.
-const OLDEST: i32 = 11020;
+/// The oldest driver interface that has all that is called here, as `cuDriverGetVersion` says it: 11.4,
+/// for `cuDeviceGetUuid_v2`. A symbol that is missing would be a panic.
+const OLDEST: i32 = 11040;
 
 /// Why the CUDA driver did not do what it was asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -82,10 +83,13 @@ pub(crate) fn devices() -> Result<Vec<DeviceUuid>, CudaError> {
 
 /// The full UUID also where the device is one part of a GPU (MIG), which is what `_v2` is for.
 fn uuid(ordinal: i32) -> Result<DeviceUuid, CudaError> {
+    let mut device = 0;
+    // SAFETY: `device` takes a handle.
+    check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, ordinal) })?;
     let mut uuid = sys::CUuuid { bytes: [0; 16] };
-    // SAFETY: `uuid` takes 16 bytes; the ordinal, checked by the driver, is the device's handle.
+    // SAFETY: `uuid` takes 16 bytes; the handle is the driver's.
     check("cuDeviceGetUuid_v2", unsafe {
-        sys::cuDeviceGetUuid_v2(&mut uuid, ordinal)
+        sys::cuDeviceGetUuid_v2(&mut uuid, device)
     })?;
     Ok(DeviceUuid(uuid.bytes.map(|byte| byte as u8)))
 }

@@ -43,7 +43,7 @@ impl Staging {
         // kernel does not know it, registering faults them in.
         let _ = unsafe { mm::madvise(start.as_ptr(), bytes, Advice::LinuxPopulateWrite) };
         let context = Context::of(device)?;
-        context.enter()?;
+        let _entered = context.enter()?;
         // SAFETY: the range is this value's own mapping, which outlives the registration.
         check("cuMemHostRegister", unsafe {
             sys::cuMemHostRegister_v2(start.as_ptr(), bytes, sys::CU_MEMHOSTREGISTER_PORTABLE)
@@ -56,7 +56,7 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         if let Some(context) = &self.registered
-            && context.enter().is_ok()
+            && let Ok(_entered) = context.enter()
         {
             // SAFETY: registered once, and lanes have waited for all copies before they let go of it.
             let _ = unsafe { sys::cuMemHostUnregister(self.start.as_ptr()) };
@@ -117,8 +117,11 @@ impl Lane {
         buffers: usize,
         bytes: usize,
     ) -> Result<Vec<Lane>, CudaError> {
+        let wanted = lanes
+            .checked_mul(buffers)
+            .and_then(|buffers| buffers.checked_mul(bytes));
         assert!(
-            lanes * buffers * bytes <= staging.bytes,
+            wanted.is_some_and(|wanted| wanted <= staging.bytes),
             "staging memory for {lanes} lanes"
         );
         (0..lanes)
@@ -147,31 +150,37 @@ impl Lane {
     }
 
     /// The next buffer, once all copies from it are done.
+    ///
+    /// # Errors
+    /// The lane is of no more use then: what its buffers are used for is not known.
     pub fn next_buffer(&mut self) -> Result<&mut [u8], CudaError> {
         let current = &mut self.buffers[self.current];
         for (stream, event) in self.streams.iter_mut().zip(&mut current.events) {
-            if std::mem::take(&mut stream.used) {
-                stream.context.enter()?;
+            if stream.used {
+                let _entered = stream.context.enter()?;
                 // SAFETY: event and stream belong to the same context, which is current.
                 check("cuEventRecord", unsafe {
                     sys::cuEventRecord(event.event, stream.stream)
                 })?;
-                event.recorded = true;
+                (stream.used, event.recorded) = (false, true);
             }
         }
         self.current = (self.current + 1) % self.buffers.len();
         let next = &mut self.buffers[self.current];
         for (stream, event) in self.streams.iter().zip(&mut next.events) {
-            if std::mem::take(&mut event.recorded) {
-                stream.context.enter()?;
+            if event.recorded {
+                let _entered = stream.context.enter()?;
                 // SAFETY: the event was recorded; waits until the copies before it are done.
                 check("cuEventSynchronize", unsafe {
                     sys::cuEventSynchronize(event.event)
                 })?;
+                event.recorded = false;
             }
         }
-        // SAFETY: the memory is this buffer's alone, is as large as that, holds initialized bytes
-        // (fresh pages are zero), and no device reads it any more.
+        // SAFETY: the memory is this buffer's alone, is as large as that, and holds initialized bytes
+        // (fresh pages are zero). No device reads it any more: every stream that was given copies from
+        // it has an event recorded behind them (a failure above keeps `used` or `recorded`, so that a
+        // later call waits or fails too), and all those events have come.
         Ok(unsafe { std::slice::from_raw_parts_mut(next.start.as_ptr(), next.bytes) })
     }
 
@@ -192,7 +201,8 @@ impl Lane {
     ) -> Result<(), CudaError> {
         let source = self.buffer()[from].as_ptr_range();
         let bytes = source.end as usize - source.start as usize;
-        let stream = self.stream(device)?;
+        let (stream, context) = self.stream(device)?;
+        let _entered = context.enter()?;
         // SAFETY: the source is pinned memory of the current buffer, which is not given out again
         // before the event that is recorded behind this copy; the destination is inside the region.
         check("cuMemcpyHtoDAsync", unsafe {
@@ -210,31 +220,32 @@ impl Lane {
         rows: &Rows,
     ) -> Result<(), CudaError> {
         let copy = copy_2d(self.buffer()[from..].as_ptr(), region.address(), rows);
-        let stream = self.stream(device)?;
+        let (stream, context) = self.stream(device)?;
+        let _entered = context.enter()?;
         // SAFETY: as in `write`, for every row.
         check("cuMemcpy2DAsync", unsafe {
             sys::cuMemcpy2DAsync_v2(&copy, stream)
         })
     }
 
-    /// Waits until everything has arrived.
+    /// Waits until everything has arrived, on every stream; then the first failure counts.
     pub fn finish(&mut self) -> Result<(), CudaError> {
-        for stream in &self.streams {
-            stream.context.enter()?;
+        let wait = |stream: &Stream| {
+            let _entered = stream.context.enter()?;
             // SAFETY: the stream is this lane's own.
             check("cuStreamSynchronize", unsafe {
                 sys::cuStreamSynchronize(stream.stream)
-            })?;
-        }
-        Ok(())
+            })
+        };
+        self.streams.iter().map(wait).fold(Ok(()), Result::and)
     }
 
-    fn stream(&mut self, device: DeviceUuid) -> Result<sys::CUstream, CudaError> {
+    /// The stream of a device, which is about to be given a copy from the current buffer.
+    fn stream(&mut self, device: DeviceUuid) -> Result<(sys::CUstream, Arc<Context>), CudaError> {
         let stream = self.streams.iter_mut().find(|stream| stream.device == device);
         let stream = stream.ok_or(CudaError::NotVisible { uuid: device })?;
-        stream.context.enter()?;
         stream.used = true;
-        Ok(stream.stream)
+        Ok((stream.stream, Arc::clone(&stream.context)))
     }
 }
 
@@ -260,7 +271,7 @@ unsafe impl Send for Lane {}
 impl Stream {
     fn new(device: DeviceUuid) -> Result<Stream, CudaError> {
         let context = Context::of(device)?;
-        context.enter()?;
+        let _entered = context.enter()?;
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: `stream` takes a handle.
@@ -278,7 +289,7 @@ impl Stream {
 
 impl Event {
     fn new(stream: &Stream) -> Result<Event, CudaError> {
-        stream.context.enter()?;
+        let _entered = stream.context.enter()?;
         let mut event = std::ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32
             | sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;

@@ -25,7 +25,8 @@ pub struct LegacyExport {
 /// # Errors
 /// Where the address is in no allocation of `cuMemAlloc`.
 pub fn export(device: DeviceUuid, address: u64) -> Result<LegacyExport, CudaError> {
-    Context::of(device)?.enter()?;
+    let context = Context::of(device)?;
+    let _entered = context.enter()?;
     let (mut base, mut bytes) = (0, 0);
     // SAFETY: both take one number; the driver checks the address.
     check("cuMemGetAddressRange", unsafe {
@@ -46,71 +47,6 @@ pub fn export(device: DeviceUuid, address: u64) -> Result<LegacyExport, CudaErro
     })
 }
 
-/// Device memory of this process, allocated as engines do; freed on drop.
-#[derive(Debug)]
-pub struct Allocation {
-    context: Arc<Context>,
-    address: u64,
-    bytes: u64,
-}
-
-impl Allocation {
-    /// Takes `bytes` bytes of `device`.
-    ///
-    /// # Errors
-    /// Those of `cuMemAlloc`.
-    pub fn new(device: DeviceUuid, bytes: u64) -> Result<Allocation, CudaError> {
-        let context = Context::of(device)?;
-        context.enter()?;
-        let mut address = 0;
-        // SAFETY: `address` takes one address.
-        check("cuMemAlloc", unsafe {
-            sys::cuMemAlloc_v2(&mut address, bytes as usize)
-        })?;
-        Ok(Allocation {
-            context,
-            address,
-            bytes,
-        })
-    }
-
-    /// The device address of its first byte.
-    pub fn address(&self) -> u64 {
-        self.address
-    }
-
-    /// Its size in bytes.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Copies `source` to byte `offset`, and waits for it.
-    ///
-    /// # Errors
-    /// Those of `cuMemcpyHtoD`.
-    ///
-    /// # Panics
-    /// When `source` leaves the allocation.
-    pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), CudaError> {
-        let end = offset.checked_add(source.len() as u64);
-        assert!(end.is_some_and(|end| end <= self.bytes), "inside the allocation");
-        self.context.enter()?;
-        // SAFETY: inside the allocation, as just checked; the call returns when the copy is done.
-        check("cuMemcpyHtoD", unsafe {
-            sys::cuMemcpyHtoD_v2(self.address + offset, source.as_ptr().cast(), source.len())
-        })
-    }
-}
-
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        if self.context.enter().is_ok() {
-            // SAFETY: this value's own allocation.
-            let _ = unsafe { sys::cuMemFree_v2(self.address) };
-        }
-    }
-}
-
 /// An allocation of another process, opened once in this one, however many hold it.
 #[derive(Debug)]
 pub(crate) struct Opened {
@@ -128,7 +64,7 @@ impl Opened {
     /// Opens the allocation, or joins whoever has it open.
     pub fn open(device: DeviceUuid, handle: &LegacyHandle) -> Result<Arc<Opened>, CudaError> {
         let context = Context::of(device)?;
-        context.enter()?;
+        let _entered = context.enter()?;
         let handle = handle.handle;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let base = match open.get_mut(&handle) {
@@ -168,7 +104,7 @@ impl Opened {
         self.bytes
     }
 
-    pub fn context(&self) -> &Context {
+    pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 }
@@ -196,7 +132,7 @@ impl Drop for Opened {
         *holders -= 1;
         if *holders == 0 {
             open.remove(&self.handle);
-            if self.context.enter().is_ok() {
+            if let Ok(_entered) = self.context.enter() {
                 // SAFETY: opened once, and this is its last holder.
                 let _ = unsafe { sys::cuIpcCloseMemHandle(self.base) };
             }

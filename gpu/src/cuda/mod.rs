@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)] // Every call of the driver is one.
 
+mod allocation;
 mod context;
 mod driver;
 mod lane;
@@ -14,10 +15,11 @@ mod range;
 mod region;
 mod touch;
 
+pub use allocation::Allocation;
 pub(crate) use context::{Context, memory};
 pub(crate) use driver::devices;
 pub use driver::{CudaError, available};
 pub(crate) use lane::{Lane, Staging};
 pub(crate) use range::{Range, read};
 pub(crate) use region::{Region, import};
-pub use touch::Touch;
+pub use touch::{Place, Touch};

@@ -34,7 +34,7 @@ impl Range {
     pub fn map(allocation: &Allocation, access: CUmemAccess_flags) -> Result<Range, CudaError> {
         let bytes = allocation.bytes;
         let context = Arc::clone(&allocation.context);
-        context.enter()?;
+        let _entered = context.enter()?;
         let mut start = 0;
         // SAFETY: `start` takes an address of the driver's choice; a reservation touches no memory.
         check("cuMemAddressReserve", unsafe {
@@ -76,7 +76,7 @@ impl Range {
 
 impl Drop for Range {
     fn drop(&mut self) {
-        if self.context.enter().is_ok() {
+        if let Ok(_entered) = self.context.enter() {
             // SAFETY: the range is mapped, as a whole and by this value alone; views of it have ended.
             let _ = unsafe { sys::cuMemUnmap(self.start, self.bytes) };
             // SAFETY: the reservation is this value's own, and empty now.
@@ -87,8 +87,8 @@ impl Drop for Range {
 
 /// Copies device memory to the host and waits for it. The caller has checked that all of it is inside
 /// memory that it has mapped.
-pub(crate) fn read(context: &Context, address: u64, into: &mut [u8]) -> Result<(), CudaError> {
-    context.enter()?;
+pub(crate) fn read(context: &Arc<Context>, address: u64, into: &mut [u8]) -> Result<(), CudaError> {
+    let _entered = context.enter()?;
     // SAFETY: the source is mapped, as the caller has checked, and the destination is `into`; the call
     // returns when the copy is done.
     check("cuMemcpyDtoH", unsafe {

@@ -23,7 +23,7 @@ impl Region {
     /// Takes `bytes` bytes, rounded up to the device's granularity (2 MiB).
     pub fn allocate(device: DeviceUuid, bytes: u64) -> Result<Region, CudaError> {
         let context = Context::of(device)?;
-        context.enter()?;
+        let _entered = context.enter()?;
         let properties = properties(context.ordinal());
         let bytes = round_up(&properties, bytes)?;
         let mut handle = 0;
@@ -51,7 +51,7 @@ impl Region {
 
     /// Copies from any host memory and waits for it. The caller has checked the bounds.
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), CudaError> {
-        self.context().enter()?;
+        let _entered = self.context().enter()?;
         // SAFETY: the destination is inside the region (checked by the caller) and the source is
         // `source`; the call returns when the copy is done.
         check("cuMemcpyHtoD", unsafe {
@@ -61,7 +61,7 @@ impl Region {
 
     /// As [`write`](Region::write), row by row.
     pub fn write_rows(&self, source: &[u8], rows: &Rows) -> Result<(), CudaError> {
-        self.context().enter()?;
+        let _entered = self.context().enter()?;
         let copy = copy_2d(source.as_ptr(), self.address(), rows);
         // SAFETY: the caller has checked that all rows are in `source` and in the region; the call
         // returns when the copy is done.
@@ -69,7 +69,7 @@ impl Region {
     }
 
     pub fn zero(&self, offset: u64, count: u64) -> Result<(), CudaError> {
-        self.context().enter()?;
+        let _entered = self.context().enter()?;
         // SAFETY: inside the region, which the caller has checked.
         check("cuMemsetD8", unsafe {
             sys::cuMemsetD8_v2(self.address() + offset, 0, count as usize)
@@ -78,7 +78,7 @@ impl Region {
 
     /// The descriptor that keeps the memory alive. The region's own mapping goes.
     pub fn export(self) -> Result<OwnedFd, CudaError> {
-        self.context().enter()?;
+        let _entered = self.context().enter()?;
         // SAFETY: a null stream and no other argument: waits for all work of this context, so that
         // what was written is there before anybody maps it.
         check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })?;
@@ -96,10 +96,20 @@ impl Region {
     }
 }
 
+impl Drop for Region {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context().enter() {
+            // A lane's copies may still be on their way into it.
+            // SAFETY: no arguments.
+            let _ = unsafe { sys::cuCtxSynchronize() };
+        }
+    }
+}
+
 /// Maps what a descriptor stands for, read-only. `Ok(None)`: it is memory of another device.
 pub(crate) fn import(fd: OwnedFd, device: DeviceUuid, bytes: u64) -> Result<Option<Range>, CudaError> {
     let context = Context::of(device)?;
-    context.enter()?;
+    let _entered = context.enter()?;
     let mut handle = 0;
     // SAFETY: for this kind of handle the "pointer" is the descriptor's number, and the driver takes
     // a hold of its own on what it stands for.

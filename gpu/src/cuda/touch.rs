@@ -5,6 +5,7 @@ use super::driver::{CudaError, check};
 use super::range::read;
 use cudarc::driver::sys;
 use std::ffi::CString;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use weightd_core::content::DeviceUuid;
 
@@ -42,6 +43,23 @@ const KERNEL: &str = "
 }
 ";
 
+/// One byte of device memory that stays there for as long as what it is borrowed from.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    address: u64,
+    memory: PhantomData<&'a ()>,
+}
+
+impl<'a> Place<'a> {
+    /// The caller has checked that the byte is in device memory which the borrow keeps.
+    pub(crate) fn new(address: u64) -> Place<'a> {
+        Place {
+            address,
+            memory: PhantomData,
+        }
+    }
+}
+
 /// The kernel, ready to run on one device.
 #[derive(Debug)]
 pub struct Touch {
@@ -57,7 +75,7 @@ impl Touch {
     /// What the driver says of the device or the kernel.
     pub fn new(device: DeviceUuid) -> Result<Touch, CudaError> {
         let context = Context::of(device)?;
-        context.enter()?;
+        let _entered = context.enter()?;
         let text = CString::new(KERNEL).expect("the kernel has no zero byte");
         let mut module = std::ptr::null_mut();
         // SAFETY: `module` takes a handle; the text is terminated.
@@ -76,17 +94,19 @@ impl Touch {
         Ok(touch)
     }
 
-    /// The byte at each address, in their order, as the device reads it.
+    /// The byte at each place, in their order, as the device reads it.
     ///
     /// # Errors
-    /// `CUDA_ERROR_ILLEGAL_ADDRESS` for an address that the device cannot read; this process cannot
-    /// use the device after that.
-    pub fn read(&self, addresses: &[u64]) -> Result<Vec<u8>, CudaError> {
+    /// `CUDA_ERROR_ILLEGAL_ADDRESS` for memory of a device that this one cannot reach, or memory that
+    /// was lost; this process cannot use the device after that.
+    pub fn read(&self, places: &[Place<'_>]) -> Result<Vec<u8>, CudaError> {
+        let addresses: Vec<u64> = places.iter().map(|place| place.address).collect();
+        let addresses = addresses.as_slice();
         let mut bytes = vec![0; addresses.len()];
         if addresses.is_empty() {
             return Ok(bytes);
         }
-        self.context.enter()?;
+        let _entered = self.context.enter()?;
         let (listed, count) = (size_of_val(addresses), addresses.len() as u32);
         let mut memory = 0;
         // SAFETY: `memory` takes one address. The list comes first, then the bytes.
@@ -112,8 +132,8 @@ impl Touch {
             (&raw const count).cast_mut().cast(),
         ];
         // SAFETY: three parameters of the kernel's types, alive during the call; the kernel writes
-        // `count` bytes from `out` on, which are there, and reads what the addresses say, of which the
-        // device refuses those that it cannot read.
+        // `count` bytes from `out` on, which are there, and reads what the addresses say, which is memory
+        // that the caller's borrows keep.
         check("cuLaunchKernel", unsafe {
             sys::cuLaunchKernel(
                 self.function,
@@ -136,7 +156,7 @@ impl Touch {
 
 impl Drop for Touch {
     fn drop(&mut self) {
-        if self.context.enter().is_ok() {
+        if let Ok(_entered) = self.context.enter() {
             // SAFETY: this value's own module, which runs nothing now.
             let _ = unsafe { sys::cuModuleUnload(self.module) };
         }

@@ -2,7 +2,7 @@
 
 use super::room;
 use crate::MemoryError;
-use rustix::fs::{self, FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{self, FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
 use rustix::io::{self, Errno};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -57,9 +57,9 @@ pub fn read_sealed(fd: impl AsFd, cap: u64) -> Result<Vec<u8>, MemoryError> {
     Ok(bytes)
 }
 
-/// A memfd of `bytes` zero bytes whose pages are taken, so that writing cannot fail for lack of them.
-/// It can be sealed, is closed on exec and, where the kernel knows how to say so (Linux 6.3), can
-/// never be executed.
+/// A memfd of `bytes` zero bytes. It takes its pages when they are written: taking them before means
+/// to write all of the memory twice, the first time by one thread. It can be sealed, is closed on exec and, where
+/// the kernel knows how to say so (Linux 6.3), can never be executed.
 pub(crate) fn create(bytes: u64) -> Result<OwnedFd, MemoryError> {
     let out_of_memory = |why| MemoryError::OutOfMemory { bytes, why };
     room::check(bytes).map_err(out_of_memory)?;
@@ -69,28 +69,44 @@ pub(crate) fn create(bytes: u64) -> Result<OwnedFd, MemoryError> {
         created => created,
     }
     .map_err(MemoryError::system("memfd_create"))?;
-    match fs::ftruncate(&fd, bytes).and_then(|()| reserve(&fd, bytes)) {
-        Ok(()) => Ok(fd),
-        Err(error @ (Errno::NOSPC | Errno::NOMEM | Errno::FBIG | Errno::DQUOT)) => {
-            Err(out_of_memory(error.to_string()))
-        }
-        Err(source) => Err(MemoryError::System {
-            call: "reserving a memfd's pages",
-            source,
-        }),
-    }
+    fs::ftruncate(&fd, bytes).map_err(lacking("ftruncate of a memfd", bytes))?;
+    Ok(fd)
 }
 
-fn reserve(fd: &OwnedFd, bytes: u64) -> rustix::io::Result<()> {
+/// Takes the pages that were never written, which read as zero: a reader's first touch would take
+/// them otherwise, and where there are none left a signal would end it.
+pub(crate) fn fill_holes(fd: BorrowedFd<'_>) -> Result<(), MemoryError> {
     // In steps, since a signal undoes the step that it interrupts.
     const STEP: u64 = 256 << 20;
+    let bytes = size(fd)?;
+    let seek = MemoryError::system("lseek in a memfd");
     let mut done = 0;
     while done < bytes {
-        let step = STEP.min(bytes - done);
-        io::retry_on_intr(|| fs::fallocate(fd, FallocateFlags::empty(), done, step))?;
-        done += step;
+        let hole = fs::seek(fd, SeekFrom::Hole(done)).map_err(&seek)?;
+        if hole >= bytes {
+            break;
+        }
+        let end = match fs::seek(fd, SeekFrom::Data(hole)) {
+            Err(Errno::NXIO) => bytes,
+            end => end.map_err(&seek)?,
+        };
+        let step = STEP.min(end - hole);
+        io::retry_on_intr(|| fs::fallocate(fd, FallocateFlags::empty(), hole, step))
+            .map_err(lacking("fallocate of a memfd", step))?;
+        done = hole + step;
     }
     Ok(())
+}
+
+/// For `map_err`: which call failed for want of how many bytes.
+fn lacking(call: &'static str, bytes: u64) -> impl Fn(Errno) -> MemoryError {
+    move |source| match source {
+        Errno::NOSPC | Errno::NOMEM | Errno::FBIG | Errno::DQUOT => MemoryError::OutOfMemory {
+            bytes,
+            why: format!("{call}: {source}"),
+        },
+        source => MemoryError::System { call, source },
+    }
 }
 
 /// Fixes the bytes. Fails while a writable mapping exists.
@@ -116,7 +132,7 @@ pub(crate) fn size(fd: BorrowedFd<'_>) -> Result<u64, MemoryError> {
 pub(crate) fn write_at(fd: BorrowedFd<'_>, mut offset: u64, mut bytes: &[u8]) -> Result<(), MemoryError> {
     while !bytes.is_empty() {
         let written = io::retry_on_intr(|| io::pwrite(fd, bytes, offset))
-            .map_err(MemoryError::system("pwrite to a memfd"))?;
+            .map_err(lacking("pwrite to a memfd", bytes.len() as u64))?;
         offset += written as u64;
         bytes = &bytes[written..];
     }

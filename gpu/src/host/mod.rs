@@ -2,9 +2,14 @@
 
 mod mapping;
 mod memfd;
+mod pages;
 mod region;
+mod resident;
 mod room;
 
 pub(crate) use mapping::Mapping;
 pub use memfd::{read_sealed, sealed};
+pub(crate) use pages::Pages;
 pub(crate) use region::Region;
+pub use resident::resident;
+pub use room::check_room;

@@ -64,6 +64,7 @@ impl Region {
     }
 
     pub fn export(self) -> Result<OwnedFd, MemoryError> {
+        memfd::fill_holes(self.0.as_fd())?;
         memfd::seal(self.0.as_fd())?;
         Ok(self.0)
     }

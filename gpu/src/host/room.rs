@@ -1,15 +1,39 @@
 //! Whether the host has room.
 
+use crate::device::DeviceKind;
+use crate::{Device, MemoryError};
 use rustix::process::{Resource, getrlimit};
+
+/// Whether the host has room for regions of so many bytes on these devices, all together.
+///
+/// Host memory is taken when a region is filled and not when it is allocated, so regions that fit
+/// one by one may not fit together. A CUDA device says itself when it allocates.
+///
+/// # Errors
+///
+/// [`MemoryError::OutOfMemory`], with the sum.
+pub fn check_room(regions: impl IntoIterator<Item = (Device, u64)>) -> Result<(), MemoryError> {
+    let host = regions
+        .into_iter()
+        .filter(|(device, _)| device.kind() == DeviceKind::Cpu);
+    let bytes = host.fold(0u64, |sum, (_, bytes)| sum.saturating_add(bytes));
+    let lacking = |why| MemoryError::OutOfMemory { bytes, why };
+    check_memory(bytes).map_err(lacking)
+}
 
 /// Finds a lack of memory before the kernel does, which would kill a process for it: a memfd may
 /// promise more than the machine has, and a file over the size limit ends its writer by a signal.
 pub(crate) fn check(bytes: u64) -> Result<(), String> {
+    check_memory(bytes)?;
     if let Some(limit) = getrlimit(Resource::Fsize).current
         && bytes > limit
     {
         return Err(format!("the limit on file sizes (ulimit -f) is {limit} bytes"));
     }
+    Ok(())
+}
+
+fn check_memory(bytes: u64) -> Result<(), String> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     match available(&meminfo) {
         Some(available) if bytes > available => {

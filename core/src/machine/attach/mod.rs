@@ -14,7 +14,9 @@ use crate::content::{Generation, Key};
 use crate::peer::{Facts, Peer};
 use crate::time::{Now, Span};
 use crate::wire::Frame;
-use crate::wire::message::{ErrorCode, Failure, GetState, Message, MessageError, Release, State, Watch};
+use crate::wire::message::{
+    ErrorCode, Failure, GetState, Message, MessageError, Release, Report, State, Watch,
+};
 
 #[derive(Debug)]
 enum At {
@@ -35,6 +37,12 @@ enum At {
     },
     Fetched,
     Importing,
+    /// The import failed: the daemon is told on this connection, where it takes that at once, and then
+    /// the attach goes on as it must.
+    Reporting {
+        until: Now,
+        fault: Fault,
+    },
     NeedsCopy,
     Copying,
     Sleeping {
@@ -69,6 +77,10 @@ pub struct Attach<F> {
     end: Option<Step<F>>,
 }
 
+/// How long a daemon that does not read may hold up an engine that reports to it.
+const REPORT_WITHIN: Span = Span::millis(100);
+/// The longest reason in a report, in characters.
+const MAX_REASON: usize = 4096;
 /// Pause between two tries of an engine that can wait.
 const PATIENT_PAUSE: Span = Span::millis(500);
 /// Pause between two tries of an engine that would rather load from disk.
@@ -116,7 +128,7 @@ impl<F> Attach<F> {
                 self.at = At::Connecting;
                 Step::Connect
             }
-            At::Asking { until, .. } | At::Leasing { until, .. } => Step::Io {
+            At::Asking { until, .. } | At::Leasing { until, .. } | At::Reporting { until, .. } => Step::Io {
                 write: !self.link.is_flushed(),
                 until,
             },
@@ -149,6 +161,7 @@ impl<F> Attach<F> {
                 self.fail(now, AttachError::Timeout { seconds });
             }
             At::Leasing { until, .. } if now >= until => self.at = At::Fetched,
+            At::Reporting { until, .. } if now >= until || self.link.is_flushed() => self.reported(now),
             _ => {}
         }
     }
@@ -231,7 +244,31 @@ impl<F> Attach<F> {
                 self.over(Step::Done(Ok(Outcome::Mapped { generation, leased })));
             }
             (Ok(()), Mode::Copy) => self.at = At::NeedsCopy,
-            (Err(fault), _) => self.fault(now, fault),
+            (Err(fault), _) => self.report(now, fault),
+        }
+    }
+
+    /// Tells the daemon that its content could not be imported; its answer is not waited for.
+    fn report(&mut self, now: Now, fault: Fault) {
+        let (Fault::OutOfMemory(why) | Fault::Malformed(why) | Fault::Other(why)) = &fault;
+        let report = Report {
+            daemon: 0,
+            generation: self.known_generation(),
+            import_failed: why.chars().take(MAX_REASON).collect(),
+        };
+        self.link
+            .ask(report, None)
+            .expect("a report of this length fits a frame");
+        self.at = At::Reporting {
+            until: now + REPORT_WITHIN,
+            fault,
+        };
+    }
+
+    /// The report has left, or will not leave.
+    fn reported(&mut self, now: Now) {
+        if let At::Reporting { fault, .. } = std::mem::replace(&mut self.at, At::Over) {
+            self.fault(now, fault);
         }
     }
 
@@ -385,6 +422,7 @@ impl<F> Attach<F> {
         match self.at {
             At::Asking { .. } => self.fail(now, error),
             At::Leasing { .. } => self.at = At::Fetched,
+            At::Reporting { .. } => self.reported(now),
             _ => {}
         }
     }

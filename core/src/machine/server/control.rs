@@ -2,12 +2,13 @@
 
 use super::daemon::{Daemon, Served, Slot};
 use super::{ConnId, Server, ServerEvent};
+use crate::content::Generation;
 use crate::machine::{Output, check_descriptors};
 use crate::peer::{Facts, FileKind};
 use crate::time::{Now, Span};
 use crate::wire::Message;
 use crate::wire::message::{
-    Define, Defined, ErrorCode, Holds, Leading, Publish, Published, ServerStatus, Stop, Stopping,
+    DaemonId, Define, Defined, ErrorCode, Holds, Leading, Publish, Published, ServerStatus, Stop, Stopping,
 };
 use std::sync::Arc;
 
@@ -29,12 +30,7 @@ impl<F> Server<F> {
             Message::Publish(publish) if leads => self.arm(id, request, publish, descriptors),
             message if !descriptors.is_empty() => {
                 let why = format!("a {} message owns no descriptors here", message.name());
-                self.reaper.bury_all(
-                    descriptors
-                        .into_iter()
-                        .map(|(_, descriptor)| descriptor)
-                        .collect(),
-                );
+                self.reaper.bury_received(descriptors);
                 self.expel(id, request, ErrorCode::BadDescriptors, &why);
             }
             Message::Lead(lead) => self.lead(id, request, lead.pid),
@@ -43,14 +39,17 @@ impl<F> Server<F> {
                     daemon.info.key.checkpoint.digest = Some(known.digest);
                 }
             }
-            Message::Released(_) | Message::Failure(_) if leads => {
+            Message::Lost(lost) if leads => self.lost(lost.daemon, lost.generation),
+            Message::Released(_) | Message::Reported(_) | Message::Failure(_) if leads => {
                 // A failure says that the vault holds another generation, hence not this one.
                 for release in self.releases.values_mut() {
                     release.asked_vault.take_if(|asked| *asked == request);
                 }
+                for daemon in self.daemons.values_mut() {
+                    daemon.reported.take_if(|asked| *asked == request);
+                }
             }
             Message::Stopping(_) if leads => self.asked_to_stop = None,
-            Message::Reported(_) if leads => {}
             Message::Stop(_) => self.stop_request(now, id, request, leads),
             Message::GetStatus(_) => {
                 let status = ServerStatus {
@@ -62,7 +61,7 @@ impl<F> Server<F> {
                 };
                 self.answer(id, request, status);
             }
-            Message::Define(_) | Message::Publish(_) | Message::Digest(_) => {
+            Message::Define(_) | Message::Publish(_) | Message::Digest(_) | Message::Lost(_) => {
                 self.refuse(id, request, ErrorCode::NotAllowed, "take the lead first");
             }
             other => {
@@ -151,7 +150,7 @@ impl<F> Server<F> {
             info,
             descriptors: Arc::new(descriptors),
         };
-        daemon.reported = false;
+        daemon.reported = None;
         match std::mem::replace(&mut daemon.slot, Slot::Content(served)) {
             Slot::Content(old) => self.reaper.bury(old.descriptors, None),
             Slot::Awaited(listener) => self.output.push_back(Output::Listen {
@@ -169,6 +168,27 @@ impl<F> Server<F> {
             },
         );
         self.event(ServerEvent::Serving {
+            daemon: number,
+            generation,
+        });
+    }
+
+    /// The content is of no use any more. Who leases it is still counted.
+    fn lost(&mut self, number: DaemonId, generation: Generation) {
+        let Some(daemon) = self.daemons.get_mut(&number) else {
+            return;
+        };
+        if daemon
+            .content()
+            .is_none_or(|served| served.generation != generation)
+        {
+            return;
+        }
+        let lost = Slot::Without(Holds::Lost(generation));
+        if let Slot::Content(served) = std::mem::replace(&mut daemon.slot, lost) {
+            self.reaper.bury(served.descriptors, None);
+        }
+        self.event(ServerEvent::Lost {
             daemon: number,
             generation,
         });
@@ -207,12 +227,17 @@ impl<F> Server<F> {
 
     /// The launcher is gone, and with it what it held.
     pub(super) fn lost_leader(&mut self) {
+        self.unloaded = self
+            .daemons
+            .values()
+            .any(|daemon| matches!(daemon.slot, Slot::Without(Holds::Empty)));
         self.leader = None;
         self.asked_to_stop = None;
         for release in self.releases.values_mut() {
             release.asked_vault = None;
         }
         for (&number, daemon) in &mut self.daemons {
+            daemon.reported = None;
             // What it did not hand over will not come.
             if let Slot::Awaited(_) = daemon.slot
                 && let Slot::Awaited(listener) =

@@ -27,13 +27,13 @@ pub(super) enum Slot<F> {
 pub(super) struct Daemon<F> {
     pub info: DaemonInfo,
     /// Held, not used: the lock lives as long as its last descriptor.
-    pub _lock: F,
+    pub lock: F,
     pub slot: Slot<F>,
     /// Bytes and open leases of every generation that has any.
     leases: BTreeMap<Generation, (u64, u32)>,
     pub watches: u32,
-    /// Whether an engine said that it could not import the content.
-    pub reported: bool,
+    /// The request that tells the vault of an import that failed, until it is answered.
+    pub reported: Option<u32>,
     pub served: u64,
     pub reloads: u64,
 }
@@ -42,11 +42,11 @@ impl<F> Daemon<F> {
     pub fn new(info: DaemonInfo, slot: Slot<F>, lock: F) -> Daemon<F> {
         Daemon {
             info,
-            _lock: lock,
+            lock,
             slot,
             leases: BTreeMap::new(),
             watches: 0,
-            reported: false,
+            reported: None,
             served: 0,
             reloads: 0,
         }

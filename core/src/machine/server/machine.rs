@@ -33,6 +33,7 @@ impl<F> Machine<F> for Server<F> {
                 last_write: now,
                 interest: (false, false),
                 deadline: None,
+                mid_frame_since: None,
             },
         );
         if !trusted {
@@ -79,12 +80,7 @@ impl<F> Machine<F> for Server<F> {
                     self.expel(id, 0, ErrorCode::BadDescriptors, &error.to_string());
                 }
             }
-            _ => self.reaper.bury_all(
-                descriptors
-                    .into_iter()
-                    .map(|(_, descriptor)| descriptor)
-                    .collect(),
-            ),
+            _ => self.reaper.bury_received(descriptors),
         }
         self.settle(now, Some(id));
     }
@@ -131,6 +127,9 @@ impl<F> Machine<F> for Server<F> {
             } else {
                 let why = if conn.waiting {
                     "this takes long and goes on; ask again to see it done".to_owned()
+                } else if conn.watch.is_some() {
+                    let seconds = self.limits.idle.0 / 1_000_000;
+                    format!("half a request, and not the rest of it in {seconds} s")
                 } else {
                     let seconds = self.limits.idle.0 / 1_000_000;
                     format!("no whole request in {seconds} s; a lease is made with a watch request")

@@ -14,7 +14,7 @@ use super::{ConnId, Origin, Output};
 use crate::content::Generation;
 use crate::peer::Peer;
 use crate::time::{Now, Span};
-use crate::wire::message::{DaemonId, ErrorCode, Holds, MessageError};
+use crate::wire::message::{DaemonId, DaemonInfo, ErrorCode, MessageError};
 use crate::wire::{Frame, FrameError, Message};
 use daemon::{Daemon, PendingRelease};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -127,6 +127,13 @@ pub enum ServerEvent {
         /// What the import said.
         why: String,
     },
+    /// The device lost a generation.
+    Lost {
+        /// The daemon.
+        daemon: DaemonId,
+        /// The generation.
+        generation: Generation,
+    },
     /// A connection was ended for what its peer did, or failed to do.
     Ended {
         /// Where it came in.
@@ -159,6 +166,8 @@ struct Conn<F> {
     last_write: Now,
     interest: (bool, bool),
     deadline: Option<Now>,
+    /// Since when the start of a request waits for the rest of it.
+    mid_frame_since: Option<Now>,
 }
 
 /// See the module.
@@ -175,6 +184,8 @@ pub struct Server<F> {
     leader: Option<(ConnId, u32)>,
     /// Whether a vault ever led.
     was_led: bool,
+    /// Whether the last vault had not loaded everything yet when it left.
+    unloaded: bool,
     releases: BTreeMap<(DaemonId, Generation), PendingRelease>,
     reaper: Reaper<F, (DaemonId, Generation)>,
     deadlines: BTreeSet<(Now, ConnId)>,
@@ -202,6 +213,7 @@ impl<F> Server<F> {
             next_conn: 0,
             leader: None,
             was_led: false,
+            unloaded: false,
             releases: BTreeMap::new(),
             reaper: Reaper::default(),
             deadlines: BTreeSet::new(),
@@ -213,9 +225,17 @@ impl<F> Server<F> {
         }
     }
 
-    /// The paths of the sockets of all daemons: what an orphaned server removes when it ends.
-    pub fn socket_paths(&self) -> impl Iterator<Item = &str> {
-        self.daemons.values().map(|daemon| daemon.info.socket.as_str())
+    /// The path of each daemon's socket, and the lock on it: what an orphaned server removes when it
+    /// ends, where the lock file is still that one.
+    pub fn sockets(&self) -> impl Iterator<Item = (&str, &F)> {
+        self.daemons
+            .values()
+            .map(|daemon| (daemon.info.socket.as_str(), &daemon.lock))
+    }
+
+    /// What a daemon is.
+    pub fn info(&self, daemon: DaemonId) -> Option<&DaemonInfo> {
+        self.daemons.get(&daemon).map(|daemon| &daemon.info)
     }
 
     fn event(&mut self, event: ServerEvent) {
@@ -236,6 +256,7 @@ impl<F> Server<F> {
                 Ok(None) => return,
                 Ok(Some(frame)) => {
                     conn.last_request = now;
+                    conn.mid_frame_since = None;
                     self.frame(now, id, frame);
                 }
                 Err(error) => {
@@ -270,12 +291,7 @@ impl<F> Server<F> {
                     _ => ErrorCode::Malformed,
                 };
                 conn.link.fail(request, code, false, error.to_string());
-                self.reaper.bury_all(
-                    descriptors
-                        .into_iter()
-                        .map(|(_, descriptor)| descriptor)
-                        .collect(),
-                );
+                self.reaper.bury_received(descriptors);
                 return;
             }
         };
@@ -286,12 +302,7 @@ impl<F> Server<F> {
             Origin::Control => self.control(now, id, request, message, descriptors),
             _ => {
                 let why = format!("a {} message owns no descriptors", message.name());
-                self.reaper.bury_all(
-                    descriptors
-                        .into_iter()
-                        .map(|(_, descriptor)| descriptor)
-                        .collect(),
-                );
+                self.reaper.bury_received(descriptors);
                 self.expel(id, request, ErrorCode::BadDescriptors, &why);
             }
         }
@@ -304,6 +315,11 @@ impl<F> Server<F> {
         };
         conn.link.fail(request, code, code == ErrorCode::Busy, why);
         conn.closing = true;
+        // This was its last answer.
+        conn.waiting = false;
+        for release in self.releases.values_mut() {
+            release.waiters.retain(|(waiter, _)| *waiter != id);
+        }
         let (origin, peer) = (conn.origin, conn.peer);
         self.event(ServerEvent::Ended {
             origin,
@@ -371,13 +387,12 @@ impl<F> Server<F> {
         self.end_if_done(now);
     }
 
-    /// A server that holds nothing has no purpose once its launcher is gone; nor has one that did not
-    /// get everything before, since no socket has its name until then.
+    /// A server that holds nothing has no purpose once its launcher is gone; nor has one whose launcher
+    /// had not loaded everything, since no socket has its name until then.
     fn end_if_done(&mut self, now: Now) {
         let orphaned = self.was_led && self.leader.is_none();
         let holds_nothing = !self.daemons.values().any(|daemon| daemon.content().is_some());
-        let incomplete = self.daemons.values().any(|daemon| daemon.holds() == Holds::Empty);
-        if orphaned && (holds_nothing || incomplete) && self.releases.is_empty() {
+        if orphaned && (holds_nothing || self.unloaded) && self.releases.is_empty() {
             self.stop(now, true);
         }
         let flushed = || self.conns.values().all(|conn| conn.link.is_flushed());
@@ -403,12 +418,16 @@ impl<F> Server<F> {
             conn.last_write = now;
         }
         let unflushed = (!flushed).then(|| conn.last_write + self.limits.unread);
+        let mid_frame = flushed && !conn.waiting && conn.link.is_mid_frame();
+        conn.mid_frame_since = mid_frame.then(|| conn.mid_frame_since.unwrap_or(now));
         let leads = self.leader.is_some_and(|(leader, _)| leader == id);
         let silent = match conn.watch {
             _ if conn.closing => None,
             _ if conn.waiting => Some(conn.last_request + self.limits.waiting),
             None if !leads => Some(conn.last_request + self.limits.idle),
-            _ => None,
+            // A lease may be silent for ever, but not in the middle of a request.
+            Some(_) => conn.mid_frame_since.map(|since| since + self.limits.idle),
+            None => None,
         };
         let deadline = unflushed.into_iter().chain(silent).min();
         if deadline != conn.deadline {

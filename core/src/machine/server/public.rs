@@ -51,7 +51,6 @@ impl<F> Server<F> {
         let Some(conn) = self.conns.get_mut(&id) else {
             return;
         };
-        daemon.reloads += u64::from(ask.is_reload);
         match daemon.info.key.compare(&ask.key) {
             Comparison::Same => {}
             Comparison::Different(fields) => {
@@ -99,6 +98,7 @@ impl<F> Server<F> {
         }
         conn.states_sent += 1;
         daemon.served += 1;
+        daemon.reloads += u64::from(ask.is_reload);
         let state = State {
             generation: served.generation,
             device_uuid: daemon.info.device_uuid,
@@ -179,11 +179,13 @@ impl<F> Server<F> {
         let current = daemon
             .content()
             .is_some_and(|served| served.generation == ask.generation);
-        // One report of the current content is enough for the launcher, however many engines fail.
-        if current && !daemon.reported {
-            daemon.reported = true;
+        // One at a time, however many engines fail. A later one may have another cause.
+        if current && daemon.reported.is_none() {
             let why = ask.import_failed.clone();
-            self.ask_leader(Report { daemon: on, ..ask });
+            let asked = self.ask_leader(Report { daemon: on, ..ask });
+            if let Some(daemon) = self.daemons.get_mut(&on) {
+                daemon.reported = asked;
+            }
             self.event(ServerEvent::ImportFailed { daemon: on, pid, why });
         }
     }

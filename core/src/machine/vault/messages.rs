@@ -1,14 +1,14 @@
 //! What loader and server say to the vault, and what it says to a server that follows.
 
 use super::{Content, Holding, ReleaseTicket, Vault, VaultEvent};
-use crate::content::{Comparison, Generation};
+use crate::content::{Comparison, Generation, HandleKind};
 use crate::machine::{ConnId, Origin, check_descriptors};
 use crate::peer::Facts;
 use crate::time::Now;
 use crate::wire::Frame;
 use crate::wire::message::{
-    DaemonId, Define, ErrorCode, Expects, Holds, Message, MessageError, Publish, Published, Release,
-    Released, Report, Reported, Stopping,
+    DaemonId, Define, ErrorCode, Expects, Holds, Lost, Message, MessageError, Publish, Published, RegionInfo,
+    Release, Released, Report, Reported, Stopping,
 };
 use std::sync::Arc;
 
@@ -23,12 +23,7 @@ impl<F> Vault<F> {
         let message = match Message::decode(kind, &body) {
             Ok(message) => message,
             Err(error) => {
-                self.reaper.bury_all(
-                    descriptors
-                        .into_iter()
-                        .map(|(_, descriptor)| descriptor)
-                        .collect(),
-                );
+                self.reaper.bury_received(descriptors);
                 let code = match error {
                     MessageError::UnknownKind(_) => ErrorCode::UnknownCommand,
                     _ => ErrorCode::Malformed,
@@ -41,12 +36,7 @@ impl<F> Vault<F> {
                 self.publish(now, id, request, publish, descriptors)
             }
             (_, message) if !descriptors.is_empty() => {
-                self.reaper.bury_all(
-                    descriptors
-                        .into_iter()
-                        .map(|(_, descriptor)| descriptor)
-                        .collect(),
-                );
+                self.reaper.bury_received(descriptors);
                 let why = format!("a {} message owns no descriptors here", message.name());
                 self.refuse(id, request, ErrorCode::BadDescriptors, &why);
             }
@@ -57,12 +47,7 @@ impl<F> Vault<F> {
             (Origin::Loader, Message::Digest(known)) => {
                 if let Some(holding) = self.holdings.get_mut(&known.daemon) {
                     holding.info.key.checkpoint.digest = Some(known.digest);
-                    if self.leads
-                        && let Some(conn) = self.server.and_then(|server| self.conns.get_mut(&server))
-                    {
-                        // It has no answer, so none is counted.
-                        conn.link.ask(known, None).expect("a digest fits a frame");
-                    }
+                    self.tell_server(known);
                 }
             }
             (Origin::Loader, Message::LoadFailed(failed)) => {
@@ -91,8 +76,12 @@ impl<F> Vault<F> {
             Message::Leading(_) => {
                 self.leads = true;
                 let daemons: Vec<DaemonId> = self.holdings.keys().copied().collect();
-                for daemon in daemons {
+                // The server owns every listener before it gets any content: should we die meanwhile,
+                // it can still answer for all.
+                for &daemon in &daemons {
                     self.define(now, daemon);
+                }
+                for daemon in daemons {
                     self.arm(now, daemon);
                 }
             }
@@ -127,6 +116,15 @@ impl<F> Vault<F> {
             Message::Stopping(_) => {}
             Message::Failure(failure) => self.give_up(id, failure.message),
             other => self.give_up(id, format!("it sent a {} message", other.name())),
+        }
+    }
+
+    /// Says what has no answer, so none is counted, to a server that follows.
+    fn tell_server(&mut self, message: impl Into<Message>) {
+        if self.leads
+            && let Some(conn) = self.server.and_then(|server| self.conns.get_mut(&server))
+        {
+            conn.link.ask(message, None).expect("these messages fit a frame");
         }
     }
 
@@ -189,6 +187,8 @@ impl<F> Vault<F> {
                 .collect(),
         );
         let daemon = publish.daemon;
+        let legacy = |region: &RegionInfo| region.handle == HandleKind::CudaIpc;
+        let lives_with = publish.content.regions.iter().any(legacy).then_some(id);
         let refusal = match (self.holdings.get(&daemon), checked) {
             (None, _) => Some((ErrorCode::Malformed, format!("there is no daemon {daemon}"))),
             (_, Err(error)) => Some((ErrorCode::BadDescriptors, error.to_string())),
@@ -216,6 +216,7 @@ impl<F> Vault<F> {
                 generation,
                 info: publish.content,
                 descriptors,
+                lives_with,
             };
             if let Ok(old) = std::mem::replace(&mut holding.content, Ok(content)) {
                 self.reaper.bury(old.descriptors, None);
@@ -225,6 +226,21 @@ impl<F> Vault<F> {
         self.reply(id, request, Published { daemon, generation });
         self.event(VaultEvent::Stored { daemon, generation });
         self.arm(now, daemon);
+    }
+
+    pub(super) fn lose(&mut self, daemon: DaemonId, generation: Generation) {
+        let Some(holding) = self.holdings.get_mut(&daemon) else {
+            return;
+        };
+        match &holding.content {
+            Ok(content) if content.generation == generation => {}
+            _ => return,
+        }
+        if let Ok(content) = std::mem::replace(&mut holding.content, Err(Holds::Lost(generation))) {
+            self.reaper.bury(content.descriptors, None);
+        }
+        self.tell_server(Lost { daemon, generation });
+        self.event(VaultEvent::Lost { daemon, generation });
     }
 
     fn release(&mut self, id: ConnId, request: u32, release: &Release) {

@@ -76,6 +76,13 @@ pub enum VaultEvent {
         /// The generation that was released.
         generation: Generation,
     },
+    /// The device lost a daemon's content, or its publisher took it along.
+    Lost {
+        /// The daemon.
+        daemon: DaemonId,
+        /// The generation that is lost.
+        generation: Generation,
+    },
     /// An engine could not import a daemon's content.
     ImportFailed {
         /// The daemon.
@@ -94,6 +101,9 @@ struct Content<F> {
     generation: Generation,
     info: ContentInfo,
     descriptors: Bundle<F>,
+    /// Who published it, where it lives no longer than that connection: memory of a legacy CUDA IPC
+    /// handle is its publisher's own.
+    lives_with: Option<ConnId>,
 }
 
 #[derive(Debug)]
@@ -177,6 +187,20 @@ impl<F> Vault<F> {
             .all(|holding| !matches!(holding.content, Err(Holds::Empty)))
     }
 
+    /// What a daemon holds: its generation, what is said of it, and the descriptors of the manifest and
+    /// of the regions that have one.
+    pub fn content(&self, daemon: DaemonId) -> Option<(Generation, &ContentInfo, &[F])> {
+        let content = self.holdings.get(&daemon)?.content.as_ref().ok()?;
+        Some((content.generation, &content.info, &content.descriptors))
+    }
+
+    /// The device lost a daemon's content of this generation: it is let go, and the next publication
+    /// makes a new generation. Nothing happens where the daemon does not hold this generation.
+    pub fn lost(&mut self, daemon: DaemonId, generation: Generation) {
+        self.lose(daemon, generation);
+        self.settle();
+    }
+
     /// Asks the server to end.
     pub fn stop_server(&mut self, now: Now) {
         self.ask_server(now, Stop {}, None);
@@ -228,6 +252,9 @@ impl<F> Vault<F> {
     fn gone(&mut self, id: ConnId, origin: Origin, why: String) {
         match origin {
             Origin::Loader => {
+                for (daemon, generation) in self.living_with(id) {
+                    self.lose(daemon, generation);
+                }
                 if !why.is_empty() {
                     self.event(VaultEvent::LoadFailed { why });
                 }
@@ -245,6 +272,16 @@ impl<F> Vault<F> {
                 }
             }
         }
+    }
+
+    /// The content that ends with this connection.
+    fn living_with(&self, id: ConnId) -> Vec<(DaemonId, Generation)> {
+        let content = |(&daemon, holding): (&DaemonId, &Holding<F>)| {
+            let content = holding.content.as_ref().ok();
+            let content = content.filter(|content| content.lives_with == Some(id))?;
+            Some((daemon, content.generation))
+        };
+        self.holdings.iter().filter_map(content).collect()
     }
 
     fn serve(&mut self, now: Now, id: ConnId) {
@@ -333,11 +370,7 @@ impl<F> Machine<F> for Vault<F> {
         let received = match self.conns.get_mut(&id) {
             Some(conn) => conn.link.receive(bytes, descriptors, truncated),
             None => {
-                let late = descriptors
-                    .into_iter()
-                    .map(|(_, descriptor)| descriptor)
-                    .collect();
-                self.reaper.bury_all(late);
+                self.reaper.bury_received(descriptors);
                 Ok(())
             }
         };

@@ -1,0 +1,178 @@
+//! The workers of a load.
+
+use super::path::Counters;
+use super::reader::Reader;
+use super::{LoadError, LoadOptions, PathTaken, Progress};
+use crate::{CheckpointError, SourceFile};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use weightd_core::plan::read::{Chunk, Chunks, Copy, ReadPlan};
+use weightd_gpu::{Device, Lane, MemoryError, Region, Rows};
+
+/// What the workers share.
+pub(super) struct Pipeline<'a> {
+    pub files: &'a [SourceFile],
+    pub read: &'a ReadPlan,
+    pub devices: &'a [Device],
+    pub regions: &'a [Region],
+    pub progress: &'a Progress,
+}
+
+/// Why a worker stopped.
+pub(super) enum Failure {
+    Read(CheckpointError),
+    /// By local rank.
+    Write(u32, MemoryError),
+    Thread(io::Error),
+    Lanes(MemoryError),
+}
+
+impl Failure {
+    pub fn of(self, global_rank: impl Fn(u32) -> u32) -> LoadError {
+        match self {
+            Failure::Read(error) => error.into(),
+            Failure::Write(local, source) => LoadError::Device {
+                rank: global_rank(local),
+                source,
+            },
+            Failure::Thread(source) => LoadError::Thread { source },
+            Failure::Lanes(source) => LoadError::Staging { source },
+        }
+    }
+}
+
+impl Pipeline<'_> {
+    /// Fills the regions. After the first failure no worker begins another chunk.
+    pub fn run(&self, options: &LoadOptions) -> Result<PathTaken, Failure> {
+        for fill in self.read.fills() {
+            let written = self.regions[fill.rank as usize].zero(fill.offset, fill.bytes);
+            written.map_err(|error| Failure::Write(fill.rank, error))?;
+            self.progress.written[fill.rank as usize].fetch_add(fill.bytes, Relaxed);
+        }
+        let chunk_bytes = options.chunk_bytes.max(4 << 10);
+        let chunks = Mutex::new(self.read.chunks(chunk_bytes, options.gap_bytes));
+        let readers = self.files.iter().map(|file| Reader::open(file, options.shared));
+        let readers: Vec<Reader<'_>> = readers.collect();
+        let workers = match 2 * readers.iter().filter(|reader| reader.is_cold()).count() > readers.len() {
+            true => options.workers.max(options.cold_workers),
+            false => options.workers,
+        };
+        let slack = readers.iter().map(Reader::slack).max().unwrap_or(0);
+        let lanes = Lane::open(self.devices, workers.get(), (chunk_bytes + slack) as usize);
+        let taken = Counters::default();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let mut workers = Vec::new();
+            let mut result = Ok(());
+            for (number, lane) in lanes.map_err(Failure::Lanes)?.into_iter().enumerate() {
+                let (chunks, stop) = (&chunks, &stop);
+                let mut worker = Worker {
+                    pipeline: self,
+                    readers: &readers,
+                    taken: &taken,
+                    lane,
+                    at: 0,
+                    cast: Vec::new(),
+                };
+                let work = move || {
+                    let result = worker.work(chunks, stop);
+                    stop.fetch_or(result.is_err(), Relaxed);
+                    result
+                };
+                match std::thread::Builder::new()
+                    .name(format!("load-{number}"))
+                    .spawn_scoped(scope, work)
+                {
+                    Ok(worker) => workers.push(worker),
+                    // Fewer will do.
+                    Err(_) if number > 0 => break,
+                    Err(error) => result = Err(Failure::Thread(error)),
+                }
+            }
+            for worker in workers {
+                let ended = worker
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                result = result.and(ended);
+            }
+            result
+        })?;
+        Ok(taken.sum())
+    }
+}
+
+/// One thread's way from files to regions.
+struct Worker<'a> {
+    pipeline: &'a Pipeline<'a>,
+    /// By file.
+    readers: &'a [Reader<'a>],
+    taken: &'a Counters,
+    /// Holds the chunk.
+    lane: Lane,
+    /// Where in the lane's buffer the chunk starts.
+    at: usize,
+    /// A copy's rows, packed, after their cast.
+    cast: Vec<u8>,
+}
+
+impl Worker<'_> {
+    fn work(&mut self, chunks: &Mutex<Chunks<'_>>, stop: &AtomicBool) -> Result<(), Failure> {
+        let Pipeline { read, progress, .. } = self.pipeline;
+        while !stop.load(Relaxed) {
+            let chunk = chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(chunk) = chunk else { break };
+            self.read(&chunk)?;
+            for copy in read.copies(&chunk) {
+                let bytes = self
+                    .write(&copy)
+                    .map_err(|error| Failure::Write(copy.rank, error))?;
+                progress.written[copy.rank as usize].fetch_add(bytes, Relaxed);
+            }
+        }
+        self.lane.finish().map_err(Failure::Lanes)
+    }
+
+    fn read(&mut self, chunk: &Chunk) -> Result<(), Failure> {
+        let buffer = self.lane.next_buffer().map_err(Failure::Lanes)?;
+        // No chunk is larger than the plan was asked for, and the buffer holds as much and the slack.
+        let range = chunk.offset..chunk.offset + chunk.bytes;
+        let (at, taken) = self.readers[chunk.file as usize]
+            .read(range, buffer)
+            .map_err(Failure::Read)?;
+        self.at = at;
+        self.taken.add(taken);
+        self.pipeline.progress.read.fetch_add(chunk.bytes, Relaxed);
+        Ok(())
+    }
+
+    /// Gives a rank its part of the chunk, and says how many bytes that are.
+    fn write(&mut self, copy: &Copy) -> Result<u64, MemoryError> {
+        let region = &self.pipeline.regions[copy.rank as usize];
+        let (from, start) = (copy.from, self.at + copy.from.start as usize);
+        let width = copy.to_width();
+        let rows = |src_pitch: u64| Rows {
+            offset: copy.to,
+            dst_pitch: copy.to_pitch,
+            src_pitch: src_pitch as usize,
+            width: width as usize,
+            rows: from.rows as usize,
+        };
+        match copy.cast {
+            None if from.rows == 1 => {
+                self.lane.write(region, copy.to, start..start + width as usize)?;
+            }
+            None => self.lane.write_2d(region, start, rows(from.pitch))?,
+            Some(cast) => {
+                self.cast.resize((width * from.rows) as usize, 0);
+                let read = self.lane.buffer();
+                for (row, to) in self.cast.chunks_exact_mut(width as usize).enumerate() {
+                    let at = start + row * from.pitch as usize;
+                    cast.apply(&read[at..at + from.width as usize], to);
+                }
+                region.write_2d(&self.cast, rows(width))?;
+            }
+        }
+        Ok(width * from.rows)
+    }
+}

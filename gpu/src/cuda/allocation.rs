@@ -1,0 +1,110 @@
+//! Device memory of this process alone.
+
+use super::context::Context;
+use super::driver::{CudaError, check};
+use super::range::read;
+use cudarc::driver::sys;
+use std::sync::Arc;
+use weightd_core::content::DeviceUuid;
+
+/// Device memory of this process, allocated as engines do; freed on drop.
+#[derive(Debug)]
+pub struct Allocation {
+    context: Arc<Context>,
+    address: u64,
+    bytes: u64,
+}
+
+impl Allocation {
+    /// Takes `bytes` bytes of `device`.
+    ///
+    /// # Errors
+    /// Those of `cuMemAlloc`.
+    pub fn new(device: DeviceUuid, bytes: u64) -> Result<Allocation, CudaError> {
+        let context = Context::of(device)?;
+        let _entered = context.enter()?;
+        let mut address = 0;
+        // SAFETY: `address` takes one address. The driver refuses to allocate nothing, so one byte is
+        // taken then.
+        check("cuMemAlloc", unsafe {
+            sys::cuMemAlloc_v2(&mut address, (bytes as usize).max(1))
+        })?;
+        Ok(Allocation {
+            context,
+            address,
+            bytes,
+        })
+    }
+
+    /// A copy of `bytes` mapped bytes at device address `source`.
+    pub(crate) fn copy_of(device: DeviceUuid, source: u64, bytes: u64) -> Result<Allocation, CudaError> {
+        let copy = Allocation::new(device, bytes)?;
+        let entered = copy.context.enter()?;
+        // SAFETY: the caller has the source mapped, and the destination is as large; on the default
+        // stream, which the next call waits for.
+        check("cuMemcpyDtoD", unsafe {
+            sys::cuMemcpyDtoD_v2(copy.address, source, bytes as usize)
+        })?;
+        // SAFETY: no arguments. The copy returns before it is done.
+        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })?;
+        drop(entered);
+        Ok(copy)
+    }
+
+    /// The device address of its first byte.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Copies `source` to byte `offset`, and waits for it.
+    ///
+    /// # Errors
+    /// Those of `cuMemcpyHtoD`.
+    ///
+    /// # Panics
+    /// When `source` leaves the allocation.
+    pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), CudaError> {
+        self.check(offset, source.len());
+        let _entered = self.context.enter()?;
+        // SAFETY: inside the allocation, as just checked; the call returns when the copy is done.
+        check("cuMemcpyHtoD", unsafe {
+            sys::cuMemcpyHtoD_v2(self.address + offset, source.as_ptr().cast(), source.len())
+        })
+    }
+
+    /// Copies from byte `offset` on to the host, and waits for it.
+    ///
+    /// # Errors
+    /// Those of `cuMemcpyDtoH`.
+    ///
+    /// # Panics
+    /// When that leaves the allocation.
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), CudaError> {
+        self.check(offset, into.len());
+        read(&self.context, self.address + offset, into)
+    }
+
+    fn check(&self, offset: u64, count: usize) {
+        let end = offset.checked_add(count as u64);
+        let inside = end.is_some_and(|end| end <= self.bytes);
+        assert!(
+            inside,
+            "{count} bytes at {offset} leave an allocation of {}",
+            self.bytes
+        );
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: this value's own allocation.
+            let _ = unsafe { sys::cuMemFree_v2(self.address) };
+        }
+    }
+}
