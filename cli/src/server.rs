@@ -100,8 +100,9 @@ fn log(server: &Server<OwnedFd>, event: &ServerEvent) {
         ServerEvent::ImportFailed { daemon, pid, why } => {
             warn!("{}: pid {pid} could not import: {why}", name(daemon));
         }
+        // The launcher, which found that out, warns of it.
         ServerEvent::Lost { daemon, generation } => {
-            warn!(
+            debug!(
                 "{}: daemon lost: generation {generation} is gone from its device",
                 name(daemon)
             );

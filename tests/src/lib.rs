@@ -12,7 +12,7 @@ pub use resident::{Resident, publication};
 use std::path::{Path, PathBuf};
 use weightd_blocking::client::Engine;
 use weightd_checkpoint::{Checkpoint, KeyOptions, Rank};
-use weightd_core::content::{Key, Role};
+use weightd_core::content::{CheckpointId, Key, Role};
 use weightd_core::machine::Fault;
 use weightd_gpu::Weights;
 
@@ -28,7 +28,15 @@ pub fn checkpoint(name: &str) -> PathBuf {
 pub fn key() -> Key {
     let checkpoint = Checkpoint::open(&checkpoint("qwen3")).expect("the checkpoint in data/");
     let rank = Rank { dp: 0, pp: 0, tp: 0 };
-    let key = KeyOptions::default().key(&checkpoint, checkpoint.identity(), rank, Role::Target);
+    let digest = checkpoint
+        .digest(None)
+        .expect("the digest of the checkpoint in data/");
+    // With the digest both sides agree also where the files are too young to be known by their times.
+    let identity = CheckpointId {
+        digest: Some(digest),
+        ..checkpoint.identity()
+    };
+    let key = KeyOptions::default().key(&checkpoint, identity, rank, Role::Target);
     key.expect("a key of the checkpoint in data/")
 }
 

@@ -47,6 +47,8 @@ pub struct Launcher {
     prober: Prober,
     progress: BTreeMap<DaemonId, Instant>,
     ready: bool,
+    /// A second signal came along with the first.
+    hurried: bool,
 }
 
 struct Server {
@@ -103,6 +105,7 @@ impl Launcher {
             prober: Prober::default(),
             progress: BTreeMap::new(),
             ready: false,
+            hurried: false,
         };
         launcher.start_server()?;
         launcher.start_loader(Work::Everything)?;
@@ -130,8 +133,12 @@ impl Launcher {
                     return Ok(end);
                 }
             }
-            if turn.watched.contains(&self.signalled) && self.signals.take() > 0 {
-                return Ok(End::Signal);
+            if turn.watched.contains(&self.signalled) {
+                let count = self.signals.take();
+                self.hurried = count > 1;
+                if count > 0 {
+                    return Ok(End::Signal);
+                }
             }
             let now = Instant::now();
             if self.server.restart_at.is_some_and(|at| at <= now) {
@@ -478,7 +485,7 @@ impl Launcher {
             };
             let gone = |event: &VaultEvent| matches!(event, VaultEvent::ServerGone { .. });
             let again = turn.watched.contains(&self.signalled) && self.signals.take() > 0;
-            if turn.events.iter().any(gone) || again {
+            if turn.events.iter().any(gone) || again || self.hurried {
                 return true;
             }
             let left = until.saturating_duration_since(Instant::now());

@@ -4,6 +4,7 @@ use crate::checkpoints::*;
 use crate::harness::*;
 use rustix::process::Signal;
 use serde_json::Value;
+use std::fs;
 
 /// A server whose launcher was killed.
 fn orphan(site: &Site, tp: u32) -> u32 {
@@ -68,8 +69,8 @@ fn an_orphan_that_is_terminated_removes_its_sockets() {
     wait_until("the server is gone", || !is_alive(&server));
     let left = |site: &Site, end| site.left().iter().any(|name| name.ends_with(end));
     assert!(!left(&site, ".sock"));
-    assert_eq!(site.run(&["stop"]).stdout, "no daemons\n");
     site.assert_clean();
+    assert_eq!(site.run(&["stop"]).stdout, "no daemons\n");
 }
 
 #[test]
@@ -96,5 +97,22 @@ fn the_stale_sockets_of_a_killed_pair_are_replaced() {
     site.attach_verified(&model, 2);
     next.signal(Signal::TERM);
     assert_eq!(next.code(), 143);
+    site.assert_clean();
+}
+
+#[test]
+fn an_orphan_leaves_a_name_alone_whose_lock_file_was_replaced() {
+    let (site, model) = (Site::new(), model("llama"));
+    let server = orphan(&site, 1);
+    let socket = site.status()[0]["socket"].as_str().unwrap().to_owned();
+    // As a cleaner of temporary files does. The name is anyone's then, and another takes it.
+    fs::remove_file(format!("{socket}.lock")).unwrap();
+    let mut next = site.preload(&model, 1, &[]);
+    signal(server, Signal::TERM);
+    wait_until("the orphan is gone", || !is_alive(&server));
+    assert!(fs::exists(&socket).unwrap(), "it is not the orphan's to remove");
+    site.attach_verified(&model, 1);
+    next.signal(Signal::INT);
+    assert_eq!(next.code(), 130);
     site.assert_clean();
 }

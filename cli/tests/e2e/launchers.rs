@@ -102,3 +102,20 @@ fn ranks_that_share_a_device_have_a_slot_each() {
     let ran = site.attach(&model, 4, &["--all", "--verify", "--ranks-per-device", "2"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
 }
+
+#[test]
+fn every_process_calls_a_rank_by_its_number_in_the_world() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let second = [
+        "--data-parallel-size=2",
+        "--data-parallel-size-local=1",
+        "--data-parallel-start-rank=1",
+    ];
+    let launcher = site.preload(&model, 1, &second);
+    let ran = site.attach(&model, 1, &[&second[..], &["--all"]].concat());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let log = launcher.log();
+    assert!(log.contains("rank 1: serving on "), "{log}");
+    assert!(log.contains("rank 1: sent "), "{log}");
+    assert!(!log.contains("rank 0") && !log.contains("daemon 0"), "{log}");
+}

@@ -3,7 +3,7 @@
 use crate::checkpoints::*;
 use crate::engine::*;
 use crate::harness::*;
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use serde_json::Value;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -81,4 +81,35 @@ fn no_engine_is_refused_while_the_server_dies_twenty_times() {
     assert!(attached > 0);
     let deaths = launcher.log().matches("starting another").count();
     assert_eq!(deaths, 20, "{}", launcher.log());
+}
+
+#[test]
+fn a_server_that_cannot_be_started_for_a_while_costs_no_weights() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let mut launcher = site.preload(&model, 1, &[]);
+    let status = site.status();
+    let before = generations(&status);
+    // From now on it gets no descriptor more.
+    let pid = Pid::from_raw(launcher.pid() as i32);
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(4096),
+    };
+    let limit = prlimit(pid, Resource::Nofile, none).unwrap();
+    signal(launcher.child("server"), Signal::KILL);
+    wait_until("it has tried more than once", || {
+        launcher.log().matches("cannot start the server").count() > 1
+    });
+    let some = Rlimit {
+        current: Some(1024),
+        ..none
+    };
+    prlimit(pid, Resource::Nofile, some).unwrap();
+    wait_until("another server serves", || !site.status().is_empty());
+    assert_eq!(generations(&site.status()), before, "nothing was loaded again");
+    site.attach_verified(&model, 1);
+    assert!(limit.current.is_none_or(|current| current > 0));
+    launcher.signal(Signal::INT);
+    assert_eq!(launcher.code(), 130);
+    site.assert_clean();
 }

@@ -123,3 +123,17 @@ fn a_holder_ends_with_its_signal() {
     assert_eq!(engine.code(), 130);
     wait_until("the lease is over", || site.status()[0]["leases"] == 0);
 }
+
+#[test]
+fn a_server_that_does_not_end_is_killed_and_the_exit_code_says_that_something_was_wrong() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let mut launcher = site.preload(&model, 1, &[]);
+    let server = launcher.child("server");
+    signal(server, Signal::STOP);
+    launcher.signal(Signal::INT);
+    assert_eq!(launcher.code(), 1);
+    let log = launcher.log();
+    let warning = format!("the server (pid {server}) did not end and was killed");
+    assert!(log.contains(&warning), "{log}");
+    site.assert_clean();
+}

@@ -2,13 +2,13 @@
 
 use crate::ledger::Fd;
 use crate::world::*;
-use weightd_core::content::{Generation, HandleKind};
+use weightd_core::content::HandleKind;
 use weightd_core::machine::{AttachError, AttachOptions, Machine, Origin, Outcome, ServerEvent};
 use weightd_core::peer::{FileKind, OVERFLOW_UID, Peer};
 use weightd_core::time::Span;
 use weightd_core::wire::message::{
     ContentInfo, ErrorCode, Expects, Failure, GetMemory, GetState, GetStatus, Message, Publish, RegionInfo,
-    Release, State, Watch,
+    Release, State,
 };
 
 fn failure(heard: &[Message]) -> &Failure {
@@ -168,53 +168,6 @@ fn half_a_frame_and_silence_end_at_their_deadline() {
         assert_eq!(code(&world.heard(raw)), ErrorCode::Timeout);
         assert!(world.raws[&raw].ended);
     }
-    world.finish();
-}
-
-#[test]
-fn a_lease_may_be_silent_for_ever_but_not_in_the_middle_of_a_request() {
-    let mut world = World::ready();
-    let watch = |generation| Watch { generation };
-    let generation = Generation {
-        epoch: EPOCH,
-        number: 1,
-    };
-    let leases = [Some(generation), None, Some(generation), None].map(|generation| {
-        let raw = world.raw(0);
-        world.say(raw, watch(generation), vec![]);
-        raw
-    });
-    let [silent, whole, half, dripping] = leases;
-    world.pass(Span::secs(1000));
-    for raw in leases {
-        assert!(matches!(world.heard(raw)[..], [Message::Watching(_)]));
-    }
-    let request = frame(&watch(None).into(), 9, 0);
-    let (last, rest) = request.split_last().expect("a frame");
-    world.send(half, rest, vec![]);
-    world.send(whole, &request, vec![]);
-    world.send(dripping, &rest[..1], vec![]);
-    world.pass(Span::secs(9));
-    world.send(dripping, &rest[1..2], vec![]);
-    world.run();
-    assert!(leases.iter().all(|raw| !world.raws[raw].ended));
-    world.pass(Span::secs(2));
-    for raw in [half, dripping] {
-        assert_eq!(code(&world.heard(raw)), ErrorCode::Timeout);
-        assert!(world.raws[&raw].ended);
-    }
-    assert_eq!(code(&world.heard(whole)), ErrorCode::NotAllowed);
-
-    // The rest within its time is as good as all at once; what follows it has its own time.
-    world.send(whole, rest, vec![]);
-    world.pass(Span::secs(9));
-    world.send(whole, &[&[*last], rest].concat(), vec![]);
-    world.pass(Span::secs(9));
-    world.send(whole, &[*last], vec![]);
-    world.pass(Span::secs(1000));
-    assert_eq!(world.heard(whole).len(), 2);
-    assert!(!world.raws[&whole].ended && !world.raws[&silent].ended);
-    is_served(&mut world);
     world.finish();
 }
 
@@ -506,6 +459,7 @@ fn a_vault_does_not_believe_a_loader() {
 
 #[test]
 fn a_server_does_not_believe_a_vault() {
+    use weightd_core::content::Generation;
     use weightd_core::peer::Facts;
     use weightd_core::wire::message::{Define, Holds, Lead};
     for lie in 0..12 {
@@ -550,6 +504,7 @@ fn a_server_does_not_believe_a_vault() {
 
 #[test]
 fn an_engine_does_not_believe_a_daemon() {
+    use weightd_core::content::Generation;
     use weightd_core::machine::{Attach, Exchange, Step};
     for lie in 0..12 {
         let world = World::new();

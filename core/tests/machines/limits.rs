@@ -1,6 +1,7 @@
-//! Caps on connections, leases and what one connection may ask for.
+//! Caps on connections, leases and what one connection may ask for, and for how long.
 
 use crate::world::*;
+use weightd_core::content::Generation;
 use weightd_core::machine::{AttachOptions, Limits, Machine, Origin, Outcome, ServerEvent};
 use weightd_core::peer::Peer;
 use weightd_core::time::Span;
@@ -206,6 +207,53 @@ fn without_a_free_descriptor_the_quietest_makes_room_and_accepting_pauses() {
     assert!(world.raws[&quiet].ended && !world.raws[&lively].ended);
     world.pass(Span::secs(1));
     assert!(world.server.as_ref().unwrap().accepting);
+    is_served(&mut world);
+    world.finish();
+}
+
+#[test]
+fn a_lease_may_be_silent_for_ever_but_not_in_the_middle_of_a_request() {
+    let mut world = World::ready();
+    let watch = |generation| Watch { generation };
+    let generation = Generation {
+        epoch: EPOCH,
+        number: 1,
+    };
+    let leases = [Some(generation), None, Some(generation), None].map(|generation| {
+        let raw = world.raw(0);
+        world.say(raw, watch(generation), vec![]);
+        raw
+    });
+    let [silent, whole, half, dripping] = leases;
+    world.pass(Span::secs(1000));
+    for raw in leases {
+        assert!(matches!(world.heard(raw)[..], [Message::Watching(_)]));
+    }
+    let request = frame(&watch(None).into(), 9, 0);
+    let (last, rest) = request.split_last().expect("a frame");
+    world.send(half, rest, vec![]);
+    world.send(whole, &request, vec![]);
+    world.send(dripping, &rest[..1], vec![]);
+    world.pass(Span::secs(9));
+    world.send(dripping, &rest[1..2], vec![]);
+    world.run();
+    assert!(leases.iter().all(|raw| !world.raws[raw].ended));
+    world.pass(Span::secs(2));
+    for raw in [half, dripping] {
+        assert_eq!(code(&world.heard(raw)), ErrorCode::Timeout);
+        assert!(world.raws[&raw].ended);
+    }
+    assert_eq!(code(&world.heard(whole)), ErrorCode::NotAllowed);
+
+    // The rest within its time is as good as all at once; what follows it has its own time.
+    world.send(whole, rest, vec![]);
+    world.pass(Span::secs(9));
+    world.send(whole, &[&[*last], rest].concat(), vec![]);
+    world.pass(Span::secs(9));
+    world.send(whole, &[*last], vec![]);
+    world.pass(Span::secs(1000));
+    assert_eq!(world.heard(whole).len(), 2);
+    assert!(!world.raws[&whole].ended && !world.raws[&silent].ended);
     is_served(&mut world);
     world.finish();
 }
