@@ -51,9 +51,10 @@ impl ModelConfig {
 
     /// Reads the bytes of `config.json`.
     pub(crate) fn parse(json: &[u8]) -> Result<ModelConfig, ConfigFault> {
-        let value: Value = serde_json::from_slice(json).map_err(|error| ConfigFault::NotJson {
-            detail: excerpt(error),
-        })?;
+        let value: Value =
+            serde_json::from_slice(&without_python_numbers(json)).map_err(|error| ConfigFault::NotJson {
+                detail: excerpt(error),
+            })?;
         let Value::Object(fields) = &value else {
             return Err(wrong_type("(the whole file)".to_owned(), &value, "an object"));
         };
@@ -234,6 +235,38 @@ fn wrong_type(field: String, found: &Value, expected: &'static str) -> ConfigFau
     }
 }
 
+/// Python writes numbers that JSON does not have (`NaN`, `Infinity`, `-Infinity`), for example for the
+/// `time_step_limit` of Mamba 2. Nothing that is read here is one, so they become `null`.
+fn without_python_numbers(json: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(json.len());
+    let mut rest = json;
+    let mut in_string = false;
+    while let Some((&byte, after)) = rest.split_first() {
+        let number = [&b"-Infinity"[..], b"Infinity", b"NaN"]
+            .into_iter()
+            .find(|word| rest.starts_with(word));
+        match number {
+            Some(word) if !in_string => {
+                out.extend_from_slice(b"null");
+                rest = &rest[word.len()..];
+                continue;
+            }
+            _ => {}
+        }
+        out.push(byte);
+        rest = after;
+        if in_string && byte == b'\\' {
+            if let Some((&escaped, after)) = rest.split_first() {
+                out.push(escaped);
+                rest = after;
+            }
+        } else if byte == b'"' {
+            in_string = !in_string;
+        }
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -241,6 +274,20 @@ mod tests {
 
     fn parse(json: &str) -> Result<ModelConfig, ConfigFault> {
         ModelConfig::parse(json.as_bytes())
+    }
+
+    #[test]
+    fn numbers_that_only_python_writes_are_read_over() {
+        let config = parse(
+            r#"{"architectures":["Infinity"],"time_step_limit":[0.0,Infinity,-Infinity],"x":NaN,"model_type":"a\"NaN"}"#,
+        )
+        .unwrap();
+        assert_eq!(config.architectures, ["Infinity"]);
+        assert_eq!(config.model_type.as_deref(), Some("a\"NaN"));
+        assert!(matches!(
+            parse(r#"{"architectures":[Infinit]}"#),
+            Err(ConfigFault::NotJson { .. })
+        ));
     }
 
     #[test]

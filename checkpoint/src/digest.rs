@@ -93,7 +93,9 @@ fn hash_chunks(
         .map_or(1, NonZero::get)
         .min(chunks.len().max(1));
     let parts: Vec<Result<Vec<(usize, Hash)>, CheckpointError>> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        // Where the system gives no more threads, fewer will do.
+        let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
+        let workers: Vec<_> = (1..threads).map_while(spawn).collect();
         let own = work();
         let join = |worker: std::thread::ScopedJoinHandle<'_, _>| {
             worker

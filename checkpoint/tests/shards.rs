@@ -195,6 +195,24 @@ fn a_tied_head_that_the_checkpoint_has_is_not_stored_twice() {
 }
 
 #[test]
+fn heads_that_config_and_tensors_do_not_agree_on_are_refused() {
+    for (field, value) in [
+        ("num_key_value_heads", json!(1)),
+        ("head_dim", json!(1)),
+        ("num_attention_heads", json!(2)),
+    ] {
+        let mut config = SMALL.config();
+        config[field] = value;
+        let made = Made::new(&config, &[SMALL.tensors()]);
+        let error = refusal(&made.open(), &tensor_parallel(2));
+        assert!(
+            matches!(error, RuleError::HeadSize { .. } | RuleError::Indivisible { .. }),
+            "{field}: {error}"
+        );
+    }
+}
+
+#[test]
 fn a_model_without_a_language_head_gets_none() {
     for (architecture, aliases) in [
         ("BertForSequenceClassification", 0),

@@ -50,7 +50,25 @@ fn load_and_publish(args: &LoaderArgs, channel: &mut Channel) -> Result<(), CliE
         return digest_alone(args, files, channel);
     }
     let (daemons, ranks) = chosen(args)?;
-    let (checkpoint, plan) = node::open_and_plan(&args.model, &ranks)?;
+    // A device takes a tenth of a second to be ready; the plan is made meanwhile.
+    let (opened, planned) = thread::scope(|scope| {
+        let open = |rank: &LocalRank| {
+            let device = rank.device;
+            scope.spawn(move || device.open())
+        };
+        let opening: Vec<_> = ranks.iter().map(open).collect();
+        let planned = node::open_and_plan(&args.model, &ranks);
+        let opened: Vec<_> = opening.into_iter().map(|opening| opening.join()).collect();
+        (opened, planned)
+    });
+    let (checkpoint, plan) = planned?;
+    let _opened = opened
+        .into_iter()
+        .map(|opened| {
+            let panicked = |_| CliError::failure("opening a device panicked; this is a bug in weightd");
+            opened.map_err(panicked)?.map_err(CliError::failure)
+        })
+        .collect::<Result<Vec<_>, _>>()?;
     let mut identity = checkpoint.identity();
 
     // Where a file may change and its times not say so, the bytes must: the same before and after.

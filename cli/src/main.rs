@@ -20,12 +20,19 @@ mod stop;
 use args::{Cli, Command};
 use clap::Parser;
 use error::CliError;
+use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
+    // Over a limit on file sizes, a write shall fail and say so instead of ending the process.
+    let over_limit = Arc::new(AtomicBool::new(false));
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, over_limit);
     run(Cli::parse()).unwrap_or_else(|error| {
-        eprintln!("weightd: {error}");
+        // Where nobody can be told, the exit code still says it.
+        let _ = writeln!(std::io::stderr(), "weightd: {error}");
         error.exit_code()
     })
 }

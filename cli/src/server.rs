@@ -98,7 +98,7 @@ fn log(server: &Server<OwnedFd>, event: &ServerEvent) {
             info!("{}: released generation {generation}", name(daemon))
         }
         ServerEvent::ImportFailed { daemon, pid, why } => {
-            warn!("{}: pid {pid} could not import: {why}", name(daemon));
+            warn!("{}: pid {pid} could not import: {why:?}", name(daemon));
         }
         // The launcher, which found that out, warns of it.
         ServerEvent::Lost { daemon, generation } => {

@@ -19,6 +19,7 @@ use weightd_socket::listen;
 use weightd_socket::lock::{Lock, LockError};
 
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(20);
 
 pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
@@ -35,7 +36,7 @@ pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
             continue;
         }
         for socket in &sockets {
-            wait_until_free(socket, until)?;
+            wait_until_free(&control, socket, until)?;
         }
         // A launcher that was killed could not.
         remove_stale_control(&control);
@@ -70,14 +71,33 @@ fn ask_to_stop(control: &Path, until: Instant) -> Result<bool, CliError> {
     }
 }
 
-/// The lock on a socket's name lives as long as launcher and server.
-fn wait_until_free(socket: &Path, until: Instant) -> Result<(), CliError> {
+/// The lock on a socket's name lives as long as launcher and server. The request is made again every
+/// now and then: a server that died with it took it along.
+fn wait_until_free(control: &Path, socket: &Path, until: Instant) -> Result<(), CliError> {
+    let mut ask_at = Instant::now() + ASK_AGAIN;
     loop {
         match Lock::acquire(socket) {
             // They remove it themselves, unless they were killed meanwhile.
             Ok(lock) => return listen::remove(&lock).map_err(CliError::failure),
-            Err(LockError::AlreadyOwned { .. }) if Instant::now() < until => sleep(PAUSE),
-            Err(error) => return Err(CliError::Failure(format!("asked to stop, but {error}"))),
+            Err(LockError::AlreadyOwned { .. }) if Instant::now() < until => {
+                if Instant::now() >= ask_at {
+                    // Whether it was heard shows in the lock.
+                    let _ = request(control, Stop {}, Span::secs(1));
+                    ask_at = Instant::now() + ASK_AGAIN;
+                }
+                sleep(PAUSE);
+            }
+            Err(LockError::AlreadyOwned { owner, .. }) => {
+                let seconds = ENDS_WITHIN.as_secs();
+                let launcher = owner.map_or("its launcher".to_owned(), |owner| {
+                    format!("launcher {}", owner.pid)
+                });
+                return Err(CliError::Failure(format!(
+                    "{} is still served {seconds} s after {launcher} was asked to stop: see its log, or kill it",
+                    socket.display()
+                )));
+            }
+            Err(error) => return Err(CliError::failure(error)),
         }
     }
 }

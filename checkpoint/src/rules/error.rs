@@ -40,7 +40,9 @@ pub enum RuleError {
     #[error("config.json does not say {field}, which tensor parallel size {tp} needs")]
     ConfigLacks { field: &'static str, tp: u32 },
     /// Query heads cannot be divided.
-    #[error("tensor parallel size {tp} does not evenly divide the {heads} attention heads")]
+    #[error(
+        "tensor parallel size {tp} does not evenly divide the {heads} attention heads: use one that does"
+    )]
     Heads { tp: u32, heads: u64 },
     /// Key and value heads can neither be divided nor repeated.
     #[error(
@@ -55,6 +57,17 @@ pub enum RuleError {
         size: u64,
         parts: u64,
         of: &'static str,
+    },
+    /// The tensor is not of the heads that the configuration states.
+    #[error(
+        "{tensor} has {size} rows, and config.json says {heads} {of} of {head_dim} elements: correct config.json"
+    )]
+    HeadSize {
+        tensor: String,
+        size: u64,
+        heads: u64,
+        of: &'static str,
+        head_dim: u64,
     },
     /// The vocabulary is too small to give every rank rows.
     #[error(

@@ -24,6 +24,8 @@ use weightd_core::plan::placement::Parallel;
 pub enum Rule {
     /// Dimension 0 in equal parts (`colwise`): a linear layer's outputs.
     Column,
+    /// Dimension 0 in equal parts of whole query heads.
+    QueryColumn,
     /// Dimension 0 in equal parts of whole key and value heads. With more ranks than heads each
     /// head is on several ranks: rank r holds head `r * heads / tp`, rounded down.
     KvColumn,
@@ -162,7 +164,10 @@ impl RuledTensor<'_> {
 struct World {
     table: &'static Table,
     tp: u32,
+    heads: u64,
     kv_heads: u64,
+    /// Elements of a head, where the configuration says it.
+    head_dim: Option<u64>,
 }
 
 impl World {
@@ -190,7 +195,13 @@ impl World {
         if kv_heads == 0 || !(kv_heads.is_multiple_of(size) || size.is_multiple_of(kv_heads)) {
             return Err(RuleError::KvHeads { tp, heads: kv_heads });
         }
-        Ok(World { table, tp, kv_heads })
+        Ok(World {
+            table,
+            tp,
+            heads,
+            kv_heads,
+            head_dim: config.head_dim,
+        })
     }
 
     fn rule(&self, tensor: &str) -> Option<Rule> {
@@ -207,8 +218,12 @@ impl World {
             Rule::Row if stored.shape.len() == 1 => Split::Whole,
             Rule::Row => equal(name, stored, 1, tp, "ranks", 1)?,
             Rule::Column => equal(name, stored, 0, tp, "ranks", 1)?,
+            Rule::QueryColumn => {
+                self.whole_heads(name, stored, self.heads, "attention heads")?;
+                equal(name, stored, 0, tp, "ranks", 1)?
+            }
             Rule::KvColumn => {
-                equal(name, stored, 0, self.kv_heads, "key and value heads", 1)?;
+                self.whole_heads(name, stored, self.kv_heads, "key and value heads")?;
                 // Either divides the other: checked when the world was made.
                 let copies = tp / self.kv_heads.min(tp);
                 equal(name, stored, 0, tp / copies, "ranks", copies as u32)?
@@ -246,6 +261,31 @@ impl World {
             }
         }
         Ok(split)
+    }
+}
+
+impl World {
+    /// Checks the tensor against what the configuration says of its heads: a wrong number would cut
+    /// through a head without anything else to show for it.
+    fn whole_heads(
+        &self,
+        name: &str,
+        stored: &StoredTensor,
+        heads: u64,
+        of: &'static str,
+    ) -> Result<(), RuleError> {
+        equal(name, stored, 0, heads, of, 1)?;
+        let size = size(name, stored, 0)?;
+        match self.head_dim {
+            Some(head_dim) if heads.checked_mul(head_dim) != Some(size) => Err(RuleError::HeadSize {
+                tensor: name.to_owned(),
+                size,
+                heads,
+                of,
+                head_dim,
+            }),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The sharding rules of the known architectures.
 
-use super::Rule::{self, Column, KvColumn, Replicated, Row, Vocabulary};
+use super::Rule::{self, Column, KvColumn, QueryColumn, Replicated, Row, Vocabulary};
 
 /// What is known of an architecture.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) const TABLES: &[Table] = &[
 /// A decoder of attention and gated MLP, as Llama's.
 const DECODER: &[(&str, Rule)] = &[
     ("model.embed_tokens", Vocabulary),
-    ("model.layers.*.self_attn.q_proj", Column),
+    ("model.layers.*.self_attn.q_proj", QueryColumn),
     ("model.layers.*.self_attn.k_proj", KvColumn),
     ("model.layers.*.self_attn.v_proj", KvColumn),
     ("model.layers.*.self_attn.o_proj", Row),

@@ -11,6 +11,8 @@ use crate::output::say;
 use crate::signals::Signals;
 use report::Report;
 use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 use weightd_blocking::client::{Attached, ClientError, Engine, attach};
 use weightd_checkpoint::Checkpoint;
 use weightd_core::content::CheckpointId;
@@ -18,7 +20,7 @@ use weightd_core::machine::{AttachOptions, Fault};
 use weightd_core::time::Span;
 use weightd_gpu::Weights;
 use weightd_socket::credentials::our_uid;
-use weightd_socket::dir::SocketDir;
+use weightd_socket::dir::{DirError, SocketDir};
 
 /// One rank that is mapped.
 struct Mapped {
@@ -29,7 +31,7 @@ struct Mapped {
 pub fn run(args: &AttachArgs) -> Result<ExitCode, CliError> {
     let ranks = chosen_ranks(args)?;
     let checkpoint = Checkpoint::open(&args.model.model).map_err(CliError::failure)?;
-    let dir = node::open_dir(&args.place).map_err(CliError::failure)?;
+    let dir = wait_for_dir(args)?;
     let identity = checkpoint.identity();
     let mut stand_in = StandIn {
         checkpoint: &checkpoint,
@@ -76,6 +78,17 @@ fn report(args: &AttachArgs, checkpoint: &Checkpoint, mapped: &Mapped) -> Result
         report.saved = Some(path.map_err(CliError::failure)?);
     }
     Ok(report)
+}
+
+/// The socket directory; with patience, also one that a launcher has yet to make.
+fn wait_for_dir(args: &AttachArgs) -> Result<SocketDir, CliError> {
+    let until = Instant::now() + Duration::from_secs(args.wait);
+    loop {
+        match node::open_dir(&args.place) {
+            Err(DirError::Absent { .. }) if Instant::now() < until => sleep(Duration::from_millis(100)),
+            result => return result.map_err(CliError::failure),
+        }
+    }
 }
 
 fn chosen_ranks(args: &AttachArgs) -> Result<Vec<LocalRank>, CliError> {
@@ -153,7 +166,9 @@ impl Engine for StandIn<'_> {
         if let Some(digest) = self.digest {
             return Ok(digest);
         }
-        tracing::info!("the daemon loaded other files than these: comparing digests of the bytes");
+        tracing::info!(
+            "whether these are the files that the daemon loaded cannot be told by their times: comparing digests"
+        );
         let digest = self.checkpoint.digest(None).map_err(|error| error.to_string())?;
         self.digest = Some(digest);
         Ok(digest)

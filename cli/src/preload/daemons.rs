@@ -115,6 +115,19 @@ impl Daemons {
 impl Claim {
     fn new(dir: &Path, socket: &Path, info: DaemonInfo) -> Result<Claim, CliError> {
         let (lock, stale) = lock(dir, socket)?;
+        // A lock file that somebody removed proves nothing: whoever made it may serve on.
+        if let Ok(Message::DaemonStatus(status)) = request(socket, GetStatus {}, Span::secs(2)) {
+            let pids = [status.launcher_pid, status.pid]
+                .into_iter()
+                .filter(|pid| *pid != 0);
+            let pids = pids.map(|pid| pid.to_string()).collect::<Vec<_>>().join(" ");
+            return Err(CliError::Failure(format!(
+                "{} is served although its lock file is gone, removed perhaps by a cleaner of {}: end that daemon \
+                 with `kill {pids}`, and exclude the directory from cleaning",
+                socket.display(),
+                dir.display()
+            )));
+        }
         if let Some(stale) = stale {
             remove_stale_control(&dir.join(stale.control));
         }

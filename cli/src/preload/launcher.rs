@@ -292,7 +292,7 @@ impl Launcher {
                 why,
             } => {
                 let name = self.name(daemon);
-                warn!("{name}: an engine could not import generation {generation}: {why}");
+                warn!("{name}: an engine could not import generation {generation}: {why:?}");
                 let suspect = Suspect {
                     daemon,
                     generation,

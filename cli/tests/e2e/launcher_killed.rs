@@ -107,6 +107,7 @@ fn an_orphan_leaves_a_name_alone_whose_lock_file_was_replaced() {
     let socket = site.status()[0]["socket"].as_str().unwrap().to_owned();
     // As a cleaner of temporary files does. The name is anyone's then, and another takes it.
     fs::remove_file(format!("{socket}.lock")).unwrap();
+    fs::remove_file(&socket).unwrap();
     let mut next = site.preload(&model, 1, &[]);
     signal(server, Signal::TERM);
     wait_until("the orphan is gone", || !is_alive(&server));

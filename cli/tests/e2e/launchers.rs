@@ -54,6 +54,24 @@ fn of_eight_launchers_that_race_one_serves() {
 }
 
 #[test]
+fn a_daemon_whose_lock_file_was_removed_keeps_its_name() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let mut launcher = site.preload(&model, 1, &[]);
+    for entry in std::fs::read_dir(site.dir()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "lock") {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+    let error = finish(site.on_model("preload", &model, 1, &[])).error(1);
+    assert!(error.contains("its lock file is gone"), "{error}");
+    assert!(error.contains(&format!("kill {} ", launcher.pid())), "{error}");
+    site.attach_verified(&model, 1);
+    launcher.signal(Signal::INT);
+    assert_eq!(launcher.code(), 130);
+}
+
+#[test]
 fn another_instance_serves_another_model_on_the_same_devices() {
     let site = Site::new();
     let (llama, qwen) = (model("llama"), model("qwen3"));

@@ -69,3 +69,12 @@ fn engines_find_nobody_before_all_is_loaded() {
     let mut patient = patient;
     assert_eq!(patient.code(), 0, "{}", patient.log());
 }
+
+#[test]
+fn an_engine_that_waits_may_come_before_the_socket_directory() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let mut patient = site.start(site.on_model("attach", &model, 1, &["--all", "--wait", "60"]));
+    assert!(!site.dir().exists());
+    let _launcher = site.preload(&model, 1, &[]);
+    assert_eq!(patient.code(), 0, "{}", patient.log());
+}

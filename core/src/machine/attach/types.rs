@@ -88,7 +88,9 @@ pub enum AttachError {
     Mismatch { fields: Vec<String> },
     #[error("the daemon holds no content yet: wait for its READY line")]
     Empty,
-    #[error("the daemon's content was released: run `weightd preload` again")]
+    #[error(
+        "the daemon's content was released: end its launcher (`weightd stop`) and run `weightd preload` again"
+    )]
     Released,
     #[error("the device lost the daemon's content: it is loaded afresh, try again")]
     Lost,

@@ -80,7 +80,9 @@ impl<F> Server<F> {
         let served = match &daemon.slot {
             Slot::Content(served) => served,
             Slot::Without(Holds::Released(generation)) => {
-                let why = format!("generation {generation} was released: run `weightd preload` again");
+                let why = format!(
+                    "generation {generation} was released: end its launcher (`weightd stop`) and run `weightd preload` again"
+                );
                 return self.refuse(id, request, ErrorCode::Released, &why);
             }
             Slot::Without(Holds::Lost(generation)) => {
