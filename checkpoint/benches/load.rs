@@ -92,7 +92,7 @@ fn load_once(checkpoint: &Checkpoint, tp: u32, options: &LoadOptions) -> Duratio
         .map(|((rank, _), device)| (rank, device.uuid()))
         .collect();
     let plan = NodePlan::new(checkpoint, &parallel, &ranks, HandleKind::Memfd).unwrap();
-    let loaded = load(checkpoint, &plan, &devices, options, &Progress::new(&plan)).unwrap();
+    let loaded = load(checkpoint, &plan, &devices, options, None, &Progress::new(&plan)).unwrap();
     loaded.stats.duration
 }
 

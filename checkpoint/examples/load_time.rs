@@ -55,7 +55,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let devices = vec![device; ranks.len()];
     println!("planned in {:?}", start.elapsed());
     for _ in 0..repeats {
-        let stats = load(&checkpoint, &plan, &devices, &options, &Progress::new(&plan))?.stats;
+        let stats = load(
+            &checkpoint,
+            &plan,
+            &devices,
+            &options,
+            Some(options.prepare(device.kind())?),
+            &Progress::new(&plan),
+        )?
+        .stats;
         let (gb, seconds) = (stats.bytes_read as f64 / 1e9, stats.duration.as_secs_f64());
         println!(
             "{kind} tp {tp} workers {} (cold {}) chunk {} KiB{chosen}: {gb:.2} GB read in {seconds:.3} s, {:.2} GB/s by {}, {:.1} MB slack",

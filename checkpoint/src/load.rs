@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use weightd_core::content::Manifest;
 use weightd_core::plan::placement::Placement;
 use weightd_core::plan::read::ReadPlan;
-use weightd_gpu::{Device, DeviceKind, Export, MemoryError, Region};
+use weightd_gpu::{Device, DeviceKind, Export, LaneMemory, MemoryError, Region};
 
 /// How to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +64,23 @@ impl LoadOptions {
             gap_bytes: 16 << 10,
             shared: false,
         }
+    }
+
+    /// Memory for the reads of a load with these options, on devices of this kind.
+    ///
+    /// # Errors
+    /// What the system says when there is none.
+    pub fn prepare(&self, kind: DeviceKind) -> Result<LaneMemory, MemoryError> {
+        let workers = self.workers.max(self.cold_workers).get();
+        LaneMemory::prepare(
+            kind,
+            workers,
+            (self.chunk() + 2 * direct::MOST_ALIGNMENT) as usize,
+        )
+    }
+
+    fn chunk(&self) -> u64 {
+        self.chunk_bytes.max(4 << 10)
     }
 }
 
@@ -175,7 +192,8 @@ pub enum LoadError {
 }
 
 /// Loads what `plan` says from `checkpoint`, the one it was made from, into new regions on
-/// `devices` (by local rank).
+/// `devices` (by local rank). `memory` is what [`LoadOptions::prepare`] made, where there was time
+/// for that before the devices were ready.
 ///
 /// # Panics
 /// When there are fewer devices than ranks, or the plan is that of another checkpoint.
@@ -184,6 +202,7 @@ pub fn load(
     plan: &NodePlan,
     devices: &[Device],
     options: &LoadOptions,
+    memory: Option<LaneMemory>,
     progress: &Progress,
 ) -> Result<Loaded, LoadError> {
     let start = Instant::now();
@@ -198,7 +217,9 @@ pub fn load(
         regions: &regions,
         progress,
     };
-    let path = pipeline.run(options).map_err(|failure| failure.of(global_rank))?;
+    let path = pipeline
+        .run(options, memory)
+        .map_err(|failure| failure.of(global_rank))?;
     checkpoint.unchanged()?;
     let loaded = |(plan, region): (&RankPlan, Region)| {
         let rank = plan.placement.global_rank;

@@ -33,7 +33,7 @@ fn try_load(
         .collect();
     let plan = NodePlan::new(checkpoint, parallel, &ranks, HandleKind::Memfd).unwrap();
     let progress = Progress::new(&plan);
-    let loaded = load(checkpoint, &plan, &devices, options, &progress)?;
+    let loaded = load(checkpoint, &plan, &devices, options, None, &progress)?;
     assert!(
         progress
             .ranks()

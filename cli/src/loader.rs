@@ -5,6 +5,7 @@ use crate::devices::Finder;
 use crate::error::CliError;
 use crate::node::{self, LocalRank};
 use rustix::process::setsid;
+use std::io;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +17,7 @@ use weightd_checkpoint::{Checkpoint, LoadOptions, Loaded, LoadedRank, NodePlan, 
 use weightd_core::content::Key;
 use weightd_core::machine::PublishEvent;
 use weightd_core::wire::message::{self, ContentInfo, DaemonId, Digest, Expects, Publish, RegionInfo};
+use weightd_gpu::{Device, LaneMemory, Opened};
 
 /// How often the launcher is told how far the loading is, and asked whether it is still there.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
@@ -50,25 +52,7 @@ fn load_and_publish(args: &LoaderArgs, channel: &mut Channel) -> Result<(), CliE
         return digest_alone(args, files, channel);
     }
     let (daemons, ranks) = chosen(args)?;
-    // A device takes a tenth of a second to be ready; the plan is made meanwhile.
-    let (opened, planned) = thread::scope(|scope| {
-        let open = |rank: &LocalRank| {
-            let device = rank.device;
-            scope.spawn(move || device.open())
-        };
-        let opening: Vec<_> = ranks.iter().map(open).collect();
-        let planned = node::open_and_plan(&args.model, &ranks);
-        let opened: Vec<_> = opening.into_iter().map(|opening| opening.join()).collect();
-        (opened, planned)
-    });
-    let (checkpoint, plan) = planned?;
-    let _opened = opened
-        .into_iter()
-        .map(|opened| {
-            let panicked = |_| CliError::failure("opening a device panicked; this is a bug in weightd");
-            opened.map_err(panicked)?.map_err(CliError::failure)
-        })
-        .collect::<Result<Vec<_>, _>>()?;
+    let (checkpoint, plan) = node::open_and_plan(&args.model, &ranks)?;
     let mut identity = checkpoint.identity();
 
     // Where a file may change and its times not say so, the bytes must: the same before and after.
@@ -156,16 +140,34 @@ fn load_reporting(
             channel.machine_mut().progress(progress);
         }
     };
-    let load = || {
-        load(
-            checkpoint,
-            plan,
-            &devices,
-            &LoadOptions::of(devices[0].kind()),
-            &progress,
-        )
+    let options = LoadOptions::of(devices[0].kind());
+    let work = || {
+        let (_opened, memory) = ready(&devices, &options)?;
+        load(checkpoint, plan, &devices, &options, Some(memory), &progress).map_err(CliError::failure)
     };
-    while_led(channel, tell, load)?.map_err(CliError::failure)
+    while_led(channel, tell, work)?
+}
+
+/// Starts the devices, each in a thread of its own: it takes a tenth of a second. Meanwhile the memory
+/// to read into is made.
+fn ready(devices: &[Device], options: &LoadOptions) -> Result<(Vec<Opened>, LaneMemory), CliError> {
+    thread::scope(|scope| {
+        let open = |device: &Device| {
+            let device = *device;
+            thread::Builder::new().spawn_scoped(scope, move || device.open())
+        };
+        let opening = devices
+            .iter()
+            .map(open)
+            .collect::<io::Result<Vec<_>>>()
+            .map_err(CliError::failure)?;
+        let memory = options.prepare(devices[0].kind()).map_err(CliError::failure)?;
+        let opened = opening.into_iter().map(|opening| {
+            let panicked = |_| CliError::failure("opening a device panicked; this is a bug in weightd");
+            opening.join().map_err(panicked)?.map_err(CliError::failure)
+        });
+        Ok((opened.collect::<Result<_, _>>()?, memory))
+    })
 }
 
 /// Works for as long as the launcher is there, and tells it something every now and then. The

@@ -16,6 +16,37 @@ const CUDA_BUFFERS: usize = 2;
 #[derive(Debug)]
 pub struct Lane(Kind);
 
+/// Memory for lanes, ready before their devices are: faulting it in takes about as long as a tenth of
+/// what a CUDA device takes to start, and needs no driver.
+#[derive(Debug)]
+pub struct LaneMemory(Option<cuda::Staging>);
+
+impl LaneMemory {
+    /// Takes what `lanes` lanes to devices of this kind need, with buffers of `bytes` bytes. Host
+    /// devices need nothing in advance.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError::OutOfMemory`] and [`MemoryError::System`].
+    pub fn prepare(kind: DeviceKind, lanes: usize, bytes: usize) -> Result<LaneMemory, MemoryError> {
+        let staging = match kind {
+            DeviceKind::Cpu => None,
+            DeviceKind::Cuda => Some(cuda::Staging::fault_in(staging_bytes(lanes, bytes)?)?),
+        };
+        Ok(LaneMemory(staging))
+    }
+}
+
+fn staging_bytes(lanes: usize, bytes: usize) -> Result<usize, MemoryError> {
+    let buffer = bytes.checked_next_multiple_of(Lane::ALIGN);
+    let lane = buffer.and_then(|buffer| buffer.checked_mul(CUDA_BUFFERS));
+    lane.and_then(|lane| lane.checked_mul(lanes))
+        .ok_or_else(|| MemoryError::OutOfMemory {
+            bytes: u64::MAX,
+            why: format!("{lanes} lanes with buffers of {bytes} bytes"),
+        })
+}
+
 #[derive(Debug)]
 enum Kind {
     Host(host::Pages),
@@ -28,38 +59,39 @@ impl Lane {
     pub const ALIGN: usize = 4096;
 
     /// `lanes` lanes to `devices`, which are of one kind, with buffers of `bytes` bytes or up to a
-    /// page more.
+    /// page more. `memory` is used where it is large enough.
     ///
     /// # Errors
     ///
     /// [`MemoryError::OutOfMemory`] and [`MemoryError::Cuda`].
-    pub fn open(devices: &[Device], lanes: usize, bytes: usize) -> Result<Vec<Lane>, MemoryError> {
+    pub fn open(
+        devices: &[Device],
+        lanes: usize,
+        bytes: usize,
+        memory: Option<LaneMemory>,
+    ) -> Result<Vec<Lane>, MemoryError> {
+        let Some(first) = devices.first().filter(|device| device.kind() == DeviceKind::Cuda) else {
+            let host = |_| {
+                Ok(Lane(Kind::Host(host::Pages::new(
+                    bytes.next_multiple_of(Lane::ALIGN),
+                )?)))
+            };
+            return (0..lanes).map(host).collect();
+        };
+        let wanted = staging_bytes(lanes, bytes)?;
+        let prepared = memory.and_then(|memory| memory.0);
+        let mut staging = match prepared.filter(|staging| staging.bytes() >= wanted) {
+            Some(staging) => staging,
+            None => cuda::Staging::fault_in(wanted)?,
+        };
+        staging.register(first.uuid())?;
+        let mut uuids: Vec<_> = devices.iter().map(Device::uuid).collect();
+        uuids.sort_unstable();
+        uuids.dedup();
         let bytes = bytes.next_multiple_of(Lane::ALIGN);
-        match devices.first().filter(|device| device.kind() == DeviceKind::Cuda) {
-            None => (0..lanes)
-                .map(|_| Ok(Lane(Kind::Host(host::Pages::new(bytes)?))))
-                .collect(),
-            Some(first) => {
-                let staging = lanes
-                    .checked_mul(CUDA_BUFFERS)
-                    .and_then(|buffers| buffers.checked_mul(bytes));
-                let staging = staging.ok_or_else(|| MemoryError::OutOfMemory {
-                    bytes: u64::MAX,
-                    why: format!("{lanes} lanes with buffers of {bytes} bytes"),
-                })?;
-                let failed = |error| MemoryError::cuda(first.uuid(), staging as u64, error);
-                let mut uuids: Vec<_> = devices.iter().map(Device::uuid).collect();
-                uuids.sort_unstable();
-                uuids.dedup();
-                let staging = cuda::Staging::open(first.uuid(), staging)?;
-                let lanes = cuda::Lane::open(&Arc::new(staging), &uuids, lanes, CUDA_BUFFERS, bytes);
-                Ok(lanes
-                    .map_err(failed)?
-                    .into_iter()
-                    .map(|lane| Lane(Kind::Cuda(lane)))
-                    .collect())
-            }
-        }
+        let lanes = cuda::Lane::open(&Arc::new(staging), &uuids, lanes, CUDA_BUFFERS, bytes);
+        let lanes = lanes.map_err(|error| MemoryError::cuda(first.uuid(), wanted as u64, error))?;
+        Ok(lanes.into_iter().map(|lane| Lane(Kind::Cuda(lane))).collect())
     }
 
     /// The buffer to fill next, once nobody reads it any more.

@@ -29,7 +29,7 @@ mod weights;
 pub use device::{Device, DeviceKind, Opened};
 pub use error::MemoryError;
 pub use host::{check_room, read_sealed, resident, sealed};
-pub use lane::Lane;
+pub use lane::{Lane, LaneMemory};
 pub use mapping::Mapping;
 pub use owned::Owned;
 pub use region::{Export, Region, Rows};

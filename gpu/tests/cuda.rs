@@ -12,7 +12,7 @@ use weightd_core::content::manifest::{LegacyHandle, ManifestBuilder, Region, Ten
 use weightd_core::content::{Dtype, HandleKind};
 use weightd_core::peer::FileKind;
 use weightd_gpu::cuda::CudaError;
-use weightd_gpu::{Device, Lane, Mapping, MemoryError, Rows, Weights};
+use weightd_gpu::{Device, Lane, LaneMemory, Mapping, MemoryError, Rows, Weights};
 
 const GRANULE: u64 = 2 << 20;
 
@@ -59,7 +59,7 @@ fn what_is_written_by_lanes_and_directly_is_read_through_an_import() {
     let device = device();
     let source = bytes(5 << 20);
     let region = device.allocate(source.len() as u64 + 100).unwrap();
-    let mut lanes = Lane::open(&[device], 3, 1 << 20).unwrap();
+    let mut lanes = Lane::open(&[device], 3, 1 << 20, None).unwrap();
     // Contiguous, through buffers that are used again.
     for (number, part) in source.chunks(1 << 20).enumerate() {
         let lane = &mut lanes[number % 2];
@@ -99,7 +99,10 @@ fn rows_land_where_they_belong() {
         let region = device.allocate(expected.len() as u64).unwrap();
         region.zero(0, expected.len() as u64).unwrap();
         if by_lane {
-            let mut lane = Lane::open(&[device], 1, source.len()).unwrap().remove(0);
+            let memory = LaneMemory::prepare(device.kind(), 1, source.len()).unwrap();
+            let mut lane = Lane::open(&[device], 1, source.len(), Some(memory))
+                .unwrap()
+                .remove(0);
             lane.next_buffer().unwrap()[..source.len()].copy_from_slice(&source);
             lane.write_2d(&region, 0, copy).unwrap();
             lane.finish().unwrap();

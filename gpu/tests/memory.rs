@@ -183,7 +183,7 @@ fn the_page_cache_tells_what_it_holds_of_a_file() {
 #[test]
 fn buffers_of_a_lane_start_on_a_page_and_hold_what_was_asked_for() {
     for bytes in [1, 4096, 5000] {
-        for mut lane in Lane::open(&[Device::host(0)], 3, bytes).unwrap() {
+        for mut lane in Lane::open(&[Device::host(0)], 3, bytes, None).unwrap() {
             let buffer = lane.next_buffer().unwrap();
             assert!(buffer.len() >= bytes && buffer.as_ptr().addr().is_multiple_of(Lane::ALIGN));
         }

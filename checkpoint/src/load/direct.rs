@@ -93,10 +93,11 @@ impl Direct {
     }
 }
 
+/// Larger blocks would read too much beside the range.
+pub(super) const MOST_ALIGNMENT: u64 = 64 << 10;
+
 /// What offsets, lengths and memory must be multiples of: what the kernel says (Linux 6.1), else a page.
 fn alignment(file: &File) -> Option<u64> {
-    /// Larger blocks would read too much beside the range.
-    const MAX: u64 = 64 << 10;
     let page = Lane::ALIGN as u64;
     let Ok(stat) = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
         return Some(page);
@@ -110,7 +111,7 @@ fn alignment(file: &File) -> Option<u64> {
     );
     // Both are 0 for a file that has no such reads.
     let known = memory.is_power_of_two() && offset.is_power_of_two();
-    (known && memory <= page && offset <= MAX).then_some(offset.max(page))
+    (known && memory <= page && offset <= MOST_ALIGNMENT).then_some(offset.max(page))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use weightd_core::plan::read::{Chunk, Chunks, Copy, ReadPlan};
-use weightd_gpu::{Device, Lane, MemoryError, Region, Rows};
+use weightd_gpu::{Device, Lane, LaneMemory, MemoryError, Region, Rows};
 
 /// What the workers share.
 pub(super) struct Pipeline<'a> {
@@ -44,13 +44,13 @@ impl Failure {
 
 impl Pipeline<'_> {
     /// Fills the regions. After the first failure no worker begins another chunk.
-    pub fn run(&self, options: &LoadOptions) -> Result<PathTaken, Failure> {
+    pub fn run(&self, options: &LoadOptions, memory: Option<LaneMemory>) -> Result<PathTaken, Failure> {
         for fill in self.read.fills() {
             let written = self.regions[fill.rank as usize].zero(fill.offset, fill.bytes);
             written.map_err(|error| Failure::Write(fill.rank, error))?;
             self.progress.written[fill.rank as usize].fetch_add(fill.bytes, Relaxed);
         }
-        let chunk_bytes = options.chunk_bytes.max(4 << 10);
+        let chunk_bytes = options.chunk();
         let chunks = Mutex::new(self.read.chunks(chunk_bytes, options.gap_bytes));
         let readers = self.files.iter().map(|file| Reader::open(file, options.shared));
         let readers: Vec<Reader<'_>> = readers.collect();
@@ -59,7 +59,8 @@ impl Pipeline<'_> {
             false => options.workers,
         };
         let slack = readers.iter().map(Reader::slack).max().unwrap_or(0);
-        let lanes = Lane::open(self.devices, workers.get(), (chunk_bytes + slack) as usize);
+        let buffer = (chunk_bytes + slack) as usize;
+        let lanes = Lane::open(self.devices, workers.get(), buffer, memory);
         let taken = Counters::default();
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {

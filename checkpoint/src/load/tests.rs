@@ -23,7 +23,7 @@ fn run(checkpoint: &Checkpoint, plan: &ReadPlan, regions: &[Region]) -> Result<P
         progress: &progress,
     };
     pipeline
-        .run(&OPTIONS)
+        .run(&OPTIONS, None)
         .map_err(|failure| failure.of(|local| 100 + local))?;
     Ok(progress)
 }

@@ -21,17 +21,19 @@ impl Context {
         static HELD: Mutex<BTreeMap<i32, Weak<Context>>> = Mutex::new(BTreeMap::new());
         let ordinal = devices()?.iter().position(|device| *device == uuid);
         let ordinal = ordinal.ok_or(CudaError::NotVisible { uuid })? as i32;
-        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(context) = held.get(&ordinal).and_then(Weak::upgrade) {
+        let held = || HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = held().get(&ordinal).and_then(Weak::upgrade) {
             return Ok(context);
         }
+        // Without the lock, so that several devices can start at once: it takes a tenth of a second.
         let mut context = std::ptr::null_mut();
         // SAFETY: `context` takes a handle; the ordinal is one that the driver listed.
         check("cuDevicePrimaryCtxRetain", unsafe {
             sys::cuDevicePrimaryCtxRetain(&mut context, ordinal)
         })?;
         let context = Arc::new(Context { ordinal, context });
-        held.insert(ordinal, Arc::downgrade(&context));
+        // Where another thread was faster, each has a hold of its own on the same context.
+        held().entry(ordinal).or_insert_with(|| Arc::downgrade(&context));
         Ok(context)
     }
 

@@ -24,32 +24,41 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// Takes memory, faults it in, and pins it for every device.
-    pub fn open(device: DeviceUuid, bytes: usize) -> Result<Staging, MemoryError> {
+    /// Takes memory and faults it in, which needs no driver.
+    pub fn fault_in(bytes: usize) -> Result<Staging, MemoryError> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new private mapping at an address of the kernel's choice touches no memory of ours.
         let start = unsafe { mm::mmap_anonymous(std::ptr::null_mut(), bytes, access, MapFlags::PRIVATE) };
         let start = start.map_err(MemoryError::system("mmap of staging memory"))?;
         let start = NonNull::new(start).ok_or_else(|| MemoryError::system("mmap")(Errno::FAULT))?;
-        let mut staging = Staging {
-            start,
-            bytes,
-            registered: None,
-        };
         // Larger pages where the system gives them; it is only a wish.
         // SAFETY: the range is the mapping just made.
         let _ = unsafe { mm::madvise(start.as_ptr(), bytes, Advice::LinuxHugepage) };
         // SAFETY: as above; faults pages in for writing and changes no byte (Linux 5.14). Where the
         // kernel does not know it, registering faults them in.
         let _ = unsafe { mm::madvise(start.as_ptr(), bytes, Advice::LinuxPopulateWrite) };
+        let registered = None;
+        Ok(Staging {
+            start,
+            bytes,
+            registered,
+        })
+    }
+
+    /// Pins it, for every device.
+    pub fn register(&mut self, device: DeviceUuid) -> Result<(), MemoryError> {
         let context = Context::of(device)?;
         let _entered = context.enter()?;
         // SAFETY: the range is this value's own mapping, which outlives the registration.
         check("cuMemHostRegister", unsafe {
-            sys::cuMemHostRegister_v2(start.as_ptr(), bytes, sys::CU_MEMHOSTREGISTER_PORTABLE)
+            sys::cuMemHostRegister_v2(self.start.as_ptr(), self.bytes, sys::CU_MEMHOSTREGISTER_PORTABLE)
         })?;
-        staging.registered = Some(context);
-        Ok(staging)
+        self.registered = Some(context);
+        Ok(())
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 }
 

@@ -43,7 +43,7 @@ fn direct(source: &SourceFile) -> Option<Direct> {
 
 /// A lane with room for the range and the slack, as a load has it.
 fn lane(bytes: u64) -> Lane {
-    Lane::open(&[], 1, bytes as usize).unwrap().remove(0)
+    Lane::open(&[], 1, bytes as usize, None).unwrap().remove(0)
 }
 
 #[test]
