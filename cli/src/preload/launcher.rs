@@ -409,17 +409,14 @@ impl Launcher {
                 child.wait().map_or_else(|error| error.to_string(), describe)
             }
         };
-        let why = if why.is_empty() {
-            how
-        } else {
-            format!("{why}; it {how}")
+        let why = match why {
+            "" => format!("it {how}"),
+            why => format!("given up, since {why}"),
         };
         if !self.ready {
-            return Some(End::Failed(format!(
-                "the server died before it was ready: it {why}"
-            )));
+            return Some(End::Failed(format!("the server died before it was ready: {why}")));
         }
-        self.restart_server(&format!("the server {why}"));
+        self.restart_server(&format!("the server is gone: {why}"));
         None
     }
 

@@ -113,3 +113,18 @@ fn a_server_that_cannot_be_started_for_a_while_costs_no_weights() {
     assert_eq!(launcher.code(), 130);
     site.assert_clean();
 }
+
+#[test]
+fn a_server_that_hangs_is_noticed_and_replaced_though_nobody_asks_for_anything() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let launcher = site.preload(&model, 1, &[]);
+    let before = site.status();
+    let hung = launcher.child("server");
+    signal(hung, Signal::STOP);
+    wait_until("it is killed", || !is_alive(&hung));
+    wait_until("another server serves", || {
+        generations(&site.status()) == generations(&before)
+    });
+    assert!(launcher.log().contains("did not answer"), "{}", launcher.log());
+    site.attach_verified(&model, 1);
+}

@@ -113,7 +113,7 @@ impl<F> Vault<F> {
                 self.reply(id, request, Stopping {});
                 self.event(VaultEvent::StopRequested);
             }
-            Message::Stopping(_) => {}
+            Message::Stopping(_) | Message::ServerStatus(_) => {}
             Message::Failure(failure) => self.give_up(id, failure.message),
             other => self.give_up(id, format!("it sent a {} message", other.name())),
         }

@@ -12,7 +12,7 @@ use crate::content::Generation;
 use crate::peer::{Facts, Peer};
 use crate::time::{Now, Span};
 use crate::wire::message::{
-    ContentInfo, DaemonId, DaemonInfo, ErrorCode, Holds, Lead, Message, Released, Stop,
+    ContentInfo, DaemonId, DaemonInfo, ErrorCode, GetStatus, Holds, Lead, Message, Released, Stop,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -21,6 +21,9 @@ use std::sync::Arc;
 const MAX_UNREAD: usize = 1024;
 /// How long a server may take to answer before it counts as dead.
 const SERVER_ANSWERS_WITHIN: Span = Span::secs(10);
+/// How long a server may be left alone before it is asked whether it is still there: one that was
+/// stopped, or hangs, keeps its connections and answers nobody.
+const SERVER_ASKED_EVERY: Span = Span::secs(5);
 
 /// One daemon as the launcher made it.
 #[derive(Debug)]
@@ -416,6 +419,10 @@ impl<F> Machine<F> for Vault<F> {
             let seconds = SERVER_ANSWERS_WITHIN.0 / 1_000_000;
             self.give_up(server, format!("it did not answer within {seconds} s"));
         }
+        let idle = self.server.and_then(|server| self.conns.get(&server));
+        if idle.is_some_and(|conn| conn.unanswered == 0 && now >= conn.heard + SERVER_ASKED_EVERY) {
+            self.ask_server(now, GetStatus {}, None);
+        }
         self.settle();
     }
 
@@ -427,9 +434,10 @@ impl<F> Machine<F> for Vault<F> {
             return Output::Discard { id, descriptor };
         }
         let server = self.server.and_then(|server| self.conns.get(&server));
-        let wake_at = server
-            .filter(|conn| conn.unanswered > 0)
-            .map(|conn| conn.heard + SERVER_ANSWERS_WITHIN);
+        let wake_at = server.map(|conn| match conn.unanswered {
+            0 => conn.heard + SERVER_ASKED_EVERY,
+            _ => conn.heard + SERVER_ANSWERS_WITHIN,
+        });
         Output::Idle {
             wake_at,
             accepting: true,
