@@ -5,10 +5,6 @@ use crate::line::Line;
 use std::io;
 use std::os::fd::OwnedFd;
 use weightd_core::machine::{Publish, PublishEvent};
-use weightd_core::time::Span;
-
-/// How long the launcher may take to answer a publication.
-const ANSWERS_WITHIN: Span = Span::secs(30);
 
 /// The channel. It ends when the launcher does, and the loader with it.
 #[derive(Debug)]
@@ -44,18 +40,12 @@ impl Channel {
 
     /// Waits until everything is sent and answered; returns what has become known.
     pub fn settle(&mut self) -> io::Result<Vec<PublishEvent>> {
-        let until = self.clock.now() + ANSWERS_WITHIN;
         let mut events = self.turn();
-        while !self.machine.is_settled() {
-            if self.clock.now() >= until {
-                events.push(PublishEvent::Gone {
-                    why: "the launcher does not answer".to_owned(),
-                });
-                return Ok(events);
-            }
-            self.line.wait(&self.clock, until)?;
+        while let Some(due) = self.machine.due(self.clock.now()) {
+            self.line.wait(&self.clock, due)?;
             events.extend(self.turn());
         }
+        events.extend(std::iter::from_fn(|| self.machine.poll()));
         Ok(events)
     }
 }

@@ -1,6 +1,5 @@
 //! The driver of a machine with many connections.
 
-use crate::line::IN_FLIGHT_PAUSE;
 use crate::reaper::Reaper;
 use mio::event::Event;
 use mio::unix::SourceFd;
@@ -10,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
-use weightd_core::machine::{ConnId, Machine, Origin, Output};
+use weightd_core::machine::{ConnId, IN_FLIGHT_PAUSE, Machine, Origin, Output};
 use weightd_core::peer::{Facts, Peer};
 use weightd_core::time::Now;
 use weightd_socket::listen::{AcceptError, accept};

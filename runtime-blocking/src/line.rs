@@ -5,13 +5,11 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use weightd_core::machine::Exchange;
-use weightd_core::time::{Now, Span};
+use weightd_core::machine::{Exchange, IN_FLIGHT_PAUSE};
+use weightd_core::time::Now;
 use weightd_socket::message::{ReceiveError, SendError, receive, send};
 
 const READ_BYTES: usize = 64 * 1024;
-/// How long a send waits that the kernel refused because too many descriptors are in flight.
-pub(crate) const IN_FLIGHT_PAUSE: Span = Span::millis(10);
 
 #[derive(Debug)]
 pub(crate) struct Line {

@@ -32,8 +32,12 @@ pub use server::{Limits, Server, ServerEvent};
 pub use vault::{Held, Vault, VaultEvent};
 
 use crate::peer::{Facts, Peer};
-use crate::time::Now;
+use crate::time::{Now, Span};
 use crate::wire::message::DaemonId;
+
+/// How long a driver lets a send rest that the kernel refused because too many descriptors of this
+/// user are in flight (`ETOOMANYREFS`); whoever they are for must read them first.
+pub const IN_FLIGHT_PAUSE: Span = Span::millis(10);
 
 /// A connection of one machine; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

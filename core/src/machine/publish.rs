@@ -4,7 +4,7 @@ use super::link::Link;
 use super::{Exchange, Outgoing};
 use crate::content::Generation;
 use crate::peer::Facts;
-use crate::time::Now;
+use crate::time::{Now, Span};
 use crate::wire::Frame;
 use crate::wire::message::{DaemonId, Digest, LoadFailed, Message, Progress, Publish as Publication};
 use std::collections::{BTreeMap, VecDeque};
@@ -34,6 +34,8 @@ pub enum PublishEvent {
     },
 }
 
+/// How long the vault may take to read or to answer before it counts as gone.
+const ANSWERS_WITHIN: Span = Span::secs(30);
 /// The longest reason for a failed load, in characters.
 const MAX_REASON: usize = 4096;
 
@@ -44,6 +46,8 @@ pub struct Publish<F> {
     waiting: BTreeMap<u32, DaemonId>,
     events: VecDeque<PublishEvent>,
     gone: bool,
+    /// Since when something is waited for and nothing moves.
+    quiet_since: Option<Now>,
 }
 
 impl<F> Default for Publish<F> {
@@ -53,6 +57,7 @@ impl<F> Default for Publish<F> {
             waiting: BTreeMap::new(),
             events: VecDeque::new(),
             gone: false,
+            quiet_since: None,
         }
     }
 }
@@ -99,6 +104,22 @@ impl<F> Publish<F> {
     /// Whether everything was sent and answered.
     pub fn is_settled(&self) -> bool {
         self.gone || (self.link.is_flushed() && self.waiting.is_empty())
+    }
+
+    /// Until when to wait for the vault; `None` when there is nothing to wait for. A vault that let the
+    /// moment pass is gone.
+    pub fn due(&mut self, now: Now) -> Option<Now> {
+        if self.is_settled() {
+            self.quiet_since = None;
+            return None;
+        }
+        let due = *self.quiet_since.get_or_insert(now) + ANSWERS_WITHIN;
+        if now < due {
+            return Some(due);
+        }
+        let seconds = ANSWERS_WITHIN.0 / 1_000_000;
+        self.end(format!("the launcher did not answer within {seconds} s"));
+        None
     }
 
     /// What has become known since the last call.
@@ -150,6 +171,9 @@ impl<F> Exchange<F> for Publish<F> {
 
     fn wrote(&mut self, _now: Now, bytes: usize) {
         self.link.wrote(bytes);
+        if bytes > 0 {
+            self.quiet_since = None;
+        }
     }
 
     fn receive(
@@ -162,6 +186,7 @@ impl<F> Exchange<F> for Publish<F> {
         if self.gone {
             return;
         }
+        self.quiet_since = None;
         if let Err(error) = self.link.receive(bytes, descriptors, truncated) {
             return self.end(error.to_string());
         }
@@ -176,5 +201,47 @@ impl<F> Exchange<F> for Publish<F> {
 
     fn hangup(&mut self, _now: Now, why: &str) {
         self.end(why.to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digest() -> Digest {
+        Digest {
+            daemon: 0,
+            digest: [1; 32],
+        }
+    }
+
+    #[test]
+    fn a_vault_that_reads_nothing_for_30_s_is_gone() {
+        let mut publish: Publish<u32> = Publish::default();
+        assert_eq!(publish.due(Now(0)), None, "nothing is waited for");
+        publish.digest(digest());
+        let start = Now(5_000_000);
+        let due = start + ANSWERS_WITHIN;
+        assert_eq!(publish.due(start), Some(due));
+        // Whatever is read starts the wait anew.
+        let later = start + Span::secs(20);
+        publish.wrote(later, 1);
+        assert_eq!(publish.due(later), Some(later + ANSWERS_WITHIN));
+        assert_eq!(publish.due(later + ANSWERS_WITHIN), None);
+        assert!(matches!(publish.poll(), Some(PublishEvent::Gone { .. })));
+        assert!(publish.is_gone() && publish.is_settled());
+    }
+
+    #[test]
+    fn a_wait_that_ended_well_does_not_count_for_the_next() {
+        let mut publish: Publish<u32> = Publish::default();
+        publish.digest(digest());
+        publish.due(Now(0));
+        let bytes = publish.outgoing().map_or(0, |outgoing| outgoing.bytes.len());
+        publish.wrote(Now(1), bytes);
+        assert_eq!(publish.due(Now(2)), None);
+        publish.digest(digest());
+        let much_later = Now(0) + Span::secs(1000);
+        assert_eq!(publish.due(much_later), Some(much_later + ANSWERS_WITHIN));
     }
 }
