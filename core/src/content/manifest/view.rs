@@ -52,7 +52,7 @@ impl Tensor<'_> {
             .zip(self.strides)
             .map(|(size, stride)| (size - 1) * stride)
             .sum();
-        (steps + 1) * (self.dtype.bits() / 8)
+        (steps + 1) * self.dtype.bits() / 8
     }
 
     /// Whether its elements are packed in row-major order, so that its extent is its bytes. The
