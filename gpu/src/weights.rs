@@ -1,5 +1,9 @@
 //! Tensors in mapped memory.
 
+mod part;
+
+pub use part::Part;
+
 use crate::cuda::Place;
 use crate::{Mapping, MemoryError};
 use std::borrow::Cow;
@@ -183,6 +187,27 @@ impl<'a> TensorView<'a> {
     }
 }
 
+/// The dimensions that elements repeat over, with their strides.
+fn dims<'a>(tensor: &Tensor<'a>) -> impl DoubleEndedIterator<Item = (u64, u64)> + use<'a> {
+    let dims = tensor.shape.iter().zip(tensor.strides);
+    dims.map(|(size, stride)| (*size, *stride))
+        .filter(|(size, _)| *size != 1)
+}
+
+/// The longest packed pieces of a view that is not empty: how many elements each has, and over how
+/// many of [`dims`] they repeat.
+fn pieces(tensor: &Tensor<'_>) -> (u64, usize) {
+    let (mut piece, mut outer) = (1, dims(tensor).count());
+    for (size, stride) in dims(tensor).rev() {
+        if stride != piece {
+            break;
+        }
+        piece *= size;
+        outer -= 1;
+    }
+    (piece, outer)
+}
+
 /// The pieces of a view in row-major order; see [`TensorView::runs`].
 #[derive(Clone, Debug)]
 pub struct Runs<'a> {
@@ -218,28 +243,14 @@ impl<'a> Runs<'a> {
         if view.is_contiguous() {
             return runs;
         }
-        // Elements of less than a byte are contiguous.
-        let width = view.dtype.bits() / 8;
-        let mut piece = 1;
-        let dims = || {
-            view.shape
-                .iter()
-                .zip(view.strides)
-                .filter(|(size, _)| **size != 1)
-        };
-        runs.ndim = dims().count();
-        for (&size, &stride) in dims().rev() {
-            if stride != piece {
-                break;
-            }
-            piece *= size;
-            runs.ndim -= 1;
-        }
-        runs.piece = (piece * width) as usize;
-        for (axis, (&size, &stride)) in runs.outer[..runs.ndim].iter_mut().zip(dims()) {
+        // Pieces and what is between them are whole bytes, also where an element is not.
+        let bytes = |elements: u64| (elements * view.dtype.bits() / 8) as usize;
+        let (piece, outer) = pieces(view);
+        (runs.piece, runs.ndim) = (bytes(piece), outer);
+        for (axis, (size, stride)) in runs.outer[..outer].iter_mut().zip(dims(view)) {
             *axis = Axis {
                 size,
-                stride: (stride * width) as usize,
+                stride: bytes(stride),
                 at: 0,
             };
         }
