@@ -1,4 +1,5 @@
-//! How long a load takes, against a plain parallel read of the same files from the page cache.
+//! How long a load takes, of one rank and of four, against a plain parallel read of the same files
+//! from the page cache.
 //!
 //! `pread` reads every file once into small buffers that are reused: the least that any loader
 //! does. `fresh` puts the bytes into memory that was never touched, which a loader has to as well.
@@ -12,19 +13,19 @@ use std::num::NonZero;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use weightd_checkpoint::{Checkpoint, LoadOptions, NodePlan, Progress, load};
+use weightd_checkpoint::{Checkpoint, Layout, LoadOptions, NodePlan, Progress, ShardingOptions, load};
 use weightd_core::content::HandleKind;
 use weightd_gpu::{Device, DeviceKind};
 
-/// The shapes of a model of a billion parameters, half of its layers: 1 GiB.
+/// The shapes of Llama 3.1 8B, three of its layers and a sixteenth of its vocabulary: 1.4 GB.
 const MODEL: Decoder = Decoder {
     architecture: "LlamaForCausalLM",
-    layers: 8,
-    hidden: 2048,
+    layers: 3,
+    hidden: 4096,
     heads: 32,
     kv_heads: 8,
-    head_dim: 64,
-    intermediate: 8192,
+    head_dim: 128,
+    intermediate: 14336,
     vocabulary: 8192,
 };
 
@@ -63,10 +64,18 @@ fn loads(c: &mut Criterion) {
             (0..times).map(|_| once()).sum()
         })
     });
-    for tp in [1, 4] {
-        group.bench_function(format!("tp {tp}"), |b| {
+    for (name, tp, layout) in [
+        ("tp 1", 1, Layout::Checkpoint),
+        ("tp 4", 4, Layout::Checkpoint),
+        ("tp 4, vllm", 4, Layout::Vllm),
+    ] {
+        group.bench_function(name, |b| {
             let options = LoadOptions::of(DeviceKind::Cpu);
-            b.iter_custom(|times| (0..times).map(|_| load_once(&checkpoint, tp, &options)).sum());
+            b.iter_custom(|times| {
+                (0..times)
+                    .map(|_| load_once(&checkpoint, tp, layout, &options))
+                    .sum()
+            });
         });
     }
     for (workers, kib) in [(1, 1024), (2, 128), (2, 1024), (2, 4096), (2, 16384), (4, 1024)] {
@@ -77,22 +86,32 @@ fn loads(c: &mut Criterion) {
                 chunk_bytes: kib << 10,
                 ..LoadOptions::of(DeviceKind::Cpu)
             };
-            b.iter_custom(|times| (0..times).map(|_| load_once(&checkpoint, 4, &options)).sum());
+            b.iter_custom(|times| {
+                (0..times)
+                    .map(|_| load_once(&checkpoint, 4, Layout::Checkpoint, &options))
+                    .sum()
+            });
         });
     }
     group.finish();
 }
 
-fn load_once(checkpoint: &Checkpoint, tp: u32, options: &LoadOptions) -> Duration {
-    let parallel = tensor_parallel(tp);
+/// Loads all ranks, and sees to it that each byte was read once.
+fn load_once(checkpoint: &Checkpoint, tp: u32, layout: Layout, options: &LoadOptions) -> Duration {
+    let sharding = ShardingOptions {
+        layout,
+        ..tensor_parallel(tp)
+    };
     let devices: Vec<Device> = (0..tp).map(Device::host).collect();
-    let ranks: Vec<_> = ranks(&parallel)
+    let ranks: Vec<_> = ranks(&sharding.parallel)
         .into_iter()
         .zip(&devices)
         .map(|((rank, _), device)| (rank, device.uuid()))
         .collect();
-    let plan = NodePlan::new(checkpoint, &parallel, &ranks, HandleKind::Memfd).unwrap();
+    let plan = NodePlan::new(checkpoint, &sharding, &ranks, HandleKind::Memfd).unwrap();
     let loaded = load(checkpoint, &plan, &devices, options, None, &Progress::new(&plan)).unwrap();
+    let stored: u64 = checkpoint.tensors().values().map(|tensor| tensor.bytes).sum();
+    assert_eq!(loaded.stats.bytes_read, stored, "each byte is read once");
     loaded.stats.duration
 }
 

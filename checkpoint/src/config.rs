@@ -26,6 +26,10 @@ pub struct ModelConfig {
     pub vocab_size: Option<u64>,
     /// Decoder layers.
     pub num_hidden_layers: Option<u64>,
+    /// Routed experts of a layer that has any.
+    pub num_experts: Option<u64>,
+    /// Groups that these are in.
+    pub expert_groups: Option<u64>,
     /// Whether the output head is the embedding. Where the file does not say, transformers takes
     /// the default of the model's class, which is true for some and false for others.
     pub tie_word_embeddings: Option<bool>,
@@ -67,6 +71,12 @@ impl ModelConfig {
         let scopes: Vec<&Scope> = text.iter().chain([&outer]).collect();
         let number = |name| first(&scopes, |scope| scope.number(name));
 
+        let names = ["n_routed_experts", "num_local_experts", "num_experts"];
+        let count = |name| first(&scopes, |scope| scope.count(name));
+        let num_experts = names
+            .iter()
+            .find_map(|name| count(name).transpose())
+            .transpose()?;
         let architectures = outer.texts("architectures")?;
         if architectures.is_empty() {
             return Err(ConfigFault::Missing {
@@ -105,6 +115,8 @@ impl ModelConfig {
             head_dim: number("head_dim")?.or(even_share),
             vocab_size: number("vocab_size")?,
             num_hidden_layers: number("num_hidden_layers")?,
+            num_experts,
+            expert_groups: count("n_group")?,
             tie_word_embeddings: first(&scopes, |scope| scope.boolean("tie_word_embeddings"))?,
             dtype,
             quantization_config: quantization.map(|scope| Value::Object(scope.fields.clone())),
@@ -150,6 +162,14 @@ impl<'a> Scope<'a> {
                 }),
             },
             other => Err(wrong_type(field, other, "a whole number")),
+        }
+    }
+
+    /// A number that models without the things it counts set to 0.
+    fn count(&self, name: &str) -> Result<Option<u64>, ConfigFault> {
+        match self.get(name) {
+            Some((_, value)) if value.as_u64() == Some(0) => Ok(None),
+            _ => self.number(name),
         }
     }
 

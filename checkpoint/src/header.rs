@@ -9,7 +9,7 @@ use crate::files::SourceFile;
 use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use weightd_core::content::Dtype;
 use weightd_core::content::manifest::{MAX_DIMS, MAX_NAME_BYTES};
@@ -156,7 +156,7 @@ fn check_entry(tensor: &str, entry: Entry<'_>, data: u64) -> Result<StoredTensor
 }
 
 fn check_names(tensors: &[(String, StoredTensor)]) -> Result<(), HeaderFault> {
-    let mut seen = BTreeSet::new();
+    let mut seen = HashSet::with_capacity(tensors.len());
     match tensors.iter().find(|(tensor, _)| !seen.insert(tensor.as_str())) {
         Some((tensor, _)) => Err(HeaderFault::Duplicate {
             tensor: tensor.clone(),
@@ -266,12 +266,12 @@ impl<'a> Visitor<'a> for &mut Reading<'a> {
                     "its name is longer than {MAX_NAME_BYTES} bytes"
                 )));
             }
-            self.at = Some(name.clone());
+            let name = self.at.insert(name);
             if name == METADATA {
                 map.next_value::<Option<BTreeMap<String, String>>>()?;
             } else {
                 let entry = map.next_value()?;
-                self.tensors.push((name, entry));
+                self.tensors.push((std::mem::take(name), entry));
             }
             self.at = None;
         }

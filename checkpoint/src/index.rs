@@ -3,15 +3,18 @@
 use crate::error::{IndexFault, excerpt};
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::fmt;
+use std::rc::Rc;
 use weightd_core::content::manifest::MAX_NAME_BYTES;
 
 /// An index; its file names are plain names of the directory that it is in.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Index {
     /// The file of every tensor.
-    pub(crate) file_of: BTreeMap<String, String>,
+    pub(crate) file_of: BTreeMap<String, Rc<str>>,
+    files: BTreeSet<Rc<str>>,
 }
 
 impl Index {
@@ -31,22 +34,23 @@ impl Index {
                 second,
             });
         }
-        let file_of = weight_map.file_of;
-        if let Some((tensor, file)) = file_of.iter().find(|(_, file)| !is_plain_name(file)) {
+        let WeightMap { file_of, files, .. } = weight_map;
+        let index = Index { file_of, files };
+        if let Some(file) = index.files().find(|file| !is_plain_name(file)) {
             return Err(IndexFault::NotAPlainName {
-                tensor: tensor.clone(),
+                tensor: index.a_tensor_of(file),
                 file: excerpt(file),
             });
         }
-        if file_of.is_empty() {
+        if index.file_of.is_empty() {
             return Err(IndexFault::Empty);
         }
-        Ok(Index { file_of })
+        Ok(index)
     }
 
     /// The files that it names, in the order of their names.
-    pub(crate) fn files(&self) -> BTreeSet<&str> {
-        self.file_of.values().map(String::as_str).collect()
+    pub(crate) fn files(&self) -> impl Iterator<Item = &str> {
+        self.files.iter().map(|file| &**file)
     }
 
     /// A tensor that is said to be in `file`, which is one of [`files`](Index::files).
@@ -54,7 +58,7 @@ impl Index {
         let (tensor, _) = self
             .file_of
             .iter()
-            .find(|(_, of)| *of == file)
+            .find(|(_, of)| ***of == *file)
             .expect("a file is named by a tensor");
         tensor.clone()
     }
@@ -66,9 +70,11 @@ fn is_plain_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= 255 && name != "." && name != ".." && !name.contains(separates)
 }
 
-/// The map as it is written, and the first name that stands in it twice.
+/// The map as it is written, its files, and the first name that stands in it twice.
+#[derive(Default)]
 struct WeightMap {
-    file_of: BTreeMap<String, String>,
+    file_of: BTreeMap<String, Rc<str>>,
+    files: BTreeSet<Rc<str>>,
     twice: Option<(String, String, String)>,
 }
 
@@ -83,18 +89,26 @@ impl<'a> Deserialize<'a> for WeightMap {
             }
 
             fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<WeightMap, A::Error> {
-                let (mut file_of, mut twice) = (BTreeMap::new(), None);
+                let mut read = WeightMap::default();
                 while let Some((tensor, file)) = map.next_entry::<String, String>()? {
                     if tensor.len() > MAX_NAME_BYTES || file.len() > MAX_NAME_BYTES {
                         return Err(de::Error::custom(format_args!(
                             "a name is longer than {MAX_NAME_BYTES} bytes"
                         )));
                     }
-                    if let Some(first) = file_of.insert(tensor.clone(), file.clone()) {
-                        twice.get_or_insert((tensor, first, file));
+                    match read.file_of.entry(tensor) {
+                        Entry::Occupied(first) => {
+                            let twice = || (first.key().clone(), first.get().to_string(), file);
+                            read.twice.get_or_insert_with(twice);
+                        }
+                        Entry::Vacant(entry) => {
+                            let known = read.files.get(file.as_str()).cloned();
+                            let file = known.unwrap_or_else(|| file.into());
+                            read.files.insert(entry.insert(file).clone());
+                        }
                     }
                 }
-                Ok(WeightMap { file_of, twice })
+                Ok(read)
             }
         }
         json.deserialize_map(Entries)
@@ -111,10 +125,10 @@ mod tests {
         let json = br#"{"metadata":{"total_size":1.5},"weight_map":{"b":"2.safetensors","a":"1.safetensors","c":"2.safetensors"}}"#;
         let index = Index::parse(json).unwrap();
         assert_eq!(
-            index.files().into_iter().collect::<Vec<_>>(),
+            index.files().collect::<Vec<_>>(),
             ["1.safetensors", "2.safetensors"]
         );
-        assert_eq!(index.file_of["c"], "2.safetensors");
+        assert_eq!(&*index.file_of["c"], "2.safetensors");
         assert_eq!(index.a_tensor_of("2.safetensors"), "b");
     }
 

@@ -2,6 +2,7 @@
 
 use crate::error::CheckpointError;
 use crate::open::Checkpoint;
+use crate::rules::{Rank, ShardingOptions};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use weightd_core::content::{CheckpointId, Key, Role};
@@ -9,8 +10,8 @@ use weightd_core::content::{CheckpointId, Key, Role};
 /// Everything but the checkpoint that decides a key, as launcher and engine are configured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyOptions {
-    /// The type that floating weights are held in: `auto` as stored.
-    pub dtype: String,
+    /// How the checkpoint is spread over ranks, and under which names and types they hold it.
+    pub sharding: ShardingOptions,
     /// The quantization method that was asked for; absent takes the checkpoint's.
     pub quantization: Option<String>,
     /// What overrides the checkpoint's quantization configuration at run time.
@@ -19,52 +20,23 @@ pub struct KeyOptions {
     pub revision: String,
     /// The engine's version, where an operator ties content to one; empty otherwise.
     pub engine_version: String,
-    /// Under which names and shapes tensors are held.
-    pub layout: String,
     /// What is done after loading: `stored` for nothing.
     pub processing: String,
     /// What an engine adds.
     pub extra: BTreeMap<String, String>,
-    /// Whether experts are spread over ranks as a whole.
-    pub enable_expert_parallel: bool,
-    /// `linear` or `round_robin`.
-    pub expert_placement_strategy: String,
-    /// Tensor parallel size, in ranks.
-    pub tp_size: u32,
-    /// Pipeline parallel size, in stages.
-    pub pp_size: u32,
-    /// Data parallel size, in ranks.
-    pub dp_size: u32,
 }
 
-/// One rank's coordinates.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rank {
-    /// Data parallel rank.
-    pub dp: u32,
-    /// Pipeline stage.
-    pub pp: u32,
-    /// Tensor parallel rank.
-    pub tp: u32,
-}
-
-impl Default for KeyOptions {
-    /// One rank, weights as stored.
-    fn default() -> KeyOptions {
+impl KeyOptions {
+    /// Weights as stored, spread like this.
+    pub fn new(sharding: ShardingOptions) -> KeyOptions {
         KeyOptions {
-            dtype: "auto".to_owned(),
+            sharding,
             quantization: None,
             quantization_override: None,
             revision: String::new(),
             engine_version: String::new(),
-            layout: "checkpoint".to_owned(),
             processing: "stored".to_owned(),
             extra: BTreeMap::new(),
-            enable_expert_parallel: false,
-            expert_placement_strategy: "linear".to_owned(),
-            tp_size: 1,
-            pp_size: 1,
-            dp_size: 1,
         }
     }
 }
@@ -89,12 +61,19 @@ impl KeyOptions {
     ) -> Result<Key, CheckpointError> {
         let config = checkpoint.config();
         self.check_lengths()?;
+        let ShardingOptions {
+            parallel,
+            layout,
+            dtype,
+            experts,
+            ..
+        } = &self.sharding;
         Ok(Key {
             checkpoint: checkpoint_id,
             model_arch: config.architectures.join(","),
-            tp_size: self.tp_size,
+            tp_size: parallel.tensor,
             tp_rank: rank.tp,
-            dtype: self.dtype.clone(),
+            dtype: dtype.name().to_owned(),
             quantization: self.quantization(checkpoint)?,
             quant_config_hash: hash_quantization(
                 config.quantization_config.as_ref(),
@@ -102,17 +81,31 @@ impl KeyOptions {
             ),
             revision: self.revision.clone(),
             engine_version: self.engine_version.clone(),
-            pp_size: self.pp_size,
+            pp_size: parallel.pipeline,
             pp_rank: rank.pp,
             role,
-            dp_size: self.dp_size,
+            dp_size: parallel.data,
             dp_rank: rank.dp,
-            enable_expert_parallel: self.enable_expert_parallel,
-            expert_placement_strategy: self.expert_placement_strategy.clone(),
-            layout: self.layout.clone(),
+            enable_expert_parallel: experts.is_some(),
+            expert_placement_strategy: experts.unwrap_or_default().name().to_owned(),
+            layout: layout.name().to_owned(),
             processing: self.processing.clone(),
-            extra: self.extra.clone(),
+            extra: self.extra_fields(),
         })
+    }
+
+    /// What an engine adds, and what else decides which bytes a rank holds.
+    fn extra_fields(&self) -> BTreeMap<String, String> {
+        let mut extra = self.extra.clone();
+        if let Some(plan) = &self.sharding.tp_plan {
+            let hash: String = plan.hash().iter().map(|byte| format!("{byte:02x}")).collect();
+            extra.insert("tp_plan".to_owned(), hash);
+        }
+        if let Some(layers) = &self.sharding.layer_partition {
+            let layers: Vec<String> = layers.iter().map(u64::to_string).collect();
+            extra.insert("pp_layer_partition".to_owned(), layers.join(","));
+        }
+        extra
     }
 
     /// The method of the stored weights, empty for none. Only that one can be asked for: nothing
@@ -137,18 +130,12 @@ impl KeyOptions {
 
     fn check_lengths(&self) -> Result<(), CheckpointError> {
         let texts = [
-            ("dtype", &self.dtype),
             ("revision", &self.revision),
             ("engine_version", &self.engine_version),
-            ("layout", &self.layout),
             ("processing", &self.processing),
-            ("expert_placement_strategy", &self.expert_placement_strategy),
         ];
-        let extra = self
-            .extra
-            .iter()
-            .map(|(name, value)| name.len() + value.len())
-            .sum();
+        let extra = self.extra_fields();
+        let extra = extra.iter().map(|(name, value)| name.len() + value.len()).sum();
         let lengths = texts.map(|(field, text)| (field, text.len(), TEXT_CAP));
         let too_long = |&(_, bytes, cap): &(_, usize, usize)| bytes > cap;
         match lengths
@@ -214,9 +201,20 @@ fn write_canonical(value: &Value, out: &mut Vec<u8>) {
 mod tests {
     use super::*;
     use crate::tests::{copy_of, data};
+    use crate::{FloatDtype, Layout, TpPlan};
     use serde_json::json;
     use std::fs;
     use weightd_core::content::Comparison;
+    use weightd_core::plan::experts::ExpertPlacement;
+    use weightd_core::plan::placement::Parallel;
+
+    fn world(tensor: u32, pipeline: u32, data: u32) -> ShardingOptions {
+        ShardingOptions::new(Parallel {
+            tensor,
+            pipeline,
+            data,
+        })
+    }
 
     fn key(checkpoint: &Checkpoint, options: &KeyOptions) -> Result<Key, CheckpointError> {
         options.key(
@@ -241,13 +239,18 @@ mod tests {
     #[test]
     fn a_key_says_what_is_loaded_where() {
         let checkpoint = Checkpoint::open(&data("llama")).unwrap();
+        let sharding = ShardingOptions {
+            dtype: FloatDtype::Float16,
+            layout: Layout::Vllm,
+            experts: Some(ExpertPlacement::RoundRobin),
+            layer_partition: Some(vec![1, 3]),
+            tp_plan: Some(TpPlan::parse(br#"{"a.b": "colwise"}"#).unwrap()),
+            ..world(4, 5, 6)
+        };
         let options = KeyOptions {
-            tp_size: 4,
-            pp_size: 5,
-            dp_size: 6,
             revision: "main".into(),
             extra: BTreeMap::from([("kv_cache_dtype".into(), "fp8".into())]),
-            ..KeyOptions::default()
+            ..KeyOptions::new(sharding.clone())
         };
         let key = key(&checkpoint, &options).unwrap();
         let expected = Key {
@@ -255,7 +258,7 @@ mod tests {
             model_arch: "LlamaForCausalLM".into(),
             tp_size: 4,
             tp_rank: 3,
-            dtype: "auto".into(),
+            dtype: "float16".into(),
             quantization: String::new(),
             quant_config_hash: None,
             revision: "main".into(),
@@ -265,11 +268,18 @@ mod tests {
             role: Role::Draft,
             dp_size: 6,
             dp_rank: 1,
-            enable_expert_parallel: false,
-            expert_placement_strategy: "linear".into(),
-            layout: "checkpoint".into(),
+            enable_expert_parallel: true,
+            expert_placement_strategy: "round_robin".into(),
+            layout: "vllm".into(),
             processing: "stored".into(),
-            extra: options.extra.clone(),
+            extra: BTreeMap::from([
+                ("kv_cache_dtype".into(), "fp8".into()),
+                ("pp_layer_partition".into(), "1,3".into()),
+                (
+                    "tp_plan".into(),
+                    blake3::Hash::from_bytes(sharding.tp_plan.as_ref().unwrap().hash()).to_string(),
+                ),
+            ]),
         };
         assert_eq!(key, expected);
     }
@@ -278,7 +288,7 @@ mod tests {
     fn equal_bytes_elsewhere_are_unknown_until_the_digests_are_compared() {
         let (ours, copy) = (Checkpoint::open(&data("llama")).unwrap(), copy_of("llama"));
         let theirs = Checkpoint::open(copy.path()).unwrap();
-        let options = KeyOptions::default();
+        let options = KeyOptions::new(world(1, 1, 1));
         let (mut a, mut b) = (key(&ours, &options).unwrap(), key(&theirs, &options).unwrap());
         assert_eq!(a.compare(&b), Comparison::Unknown);
         a.checkpoint.digest = Some(ours.digest(None).unwrap());
@@ -330,7 +340,7 @@ mod tests {
     fn only_the_stored_quantization_can_be_asked_for() {
         let asking = |asked: &str| KeyOptions {
             quantization: Some(asked.into()),
-            ..KeyOptions::default()
+            ..KeyOptions::new(world(1, 1, 1))
         };
         let plain = Checkpoint::open(&data("llama")).unwrap();
         assert_eq!(key(&plain, &asking("")).unwrap().quantization, "");
@@ -345,7 +355,10 @@ mod tests {
         );
 
         let (_dir, gptq) = quantized(&json!({"quant_method": "gptq", "bits": 4}));
-        assert_eq!(key(&gptq, &KeyOptions::default()).unwrap().quantization, "gptq");
+        assert_eq!(
+            key(&gptq, &KeyOptions::new(world(1, 1, 1))).unwrap().quantization,
+            "gptq"
+        );
         let asked = key(&gptq, &asking("gptq")).unwrap();
         assert_eq!(asked.quantization, "gptq");
         assert!(asked.quant_config_hash.is_some());
@@ -361,7 +374,7 @@ mod tests {
         let checkpoint = Checkpoint::open(&data("llama")).unwrap();
         let long = KeyOptions {
             revision: "r".repeat(1025),
-            ..KeyOptions::default()
+            ..KeyOptions::new(world(1, 1, 1))
         };
         let message = key(&checkpoint, &long).unwrap_err().to_string();
         assert!(message.contains("revision: 1025 bytes"), "{message}");
@@ -370,7 +383,7 @@ mod tests {
             &checkpoint,
             &KeyOptions {
                 extra,
-                ..KeyOptions::default()
+                ..KeyOptions::new(world(1, 1, 1))
             },
         )
         .unwrap_err()

@@ -29,11 +29,14 @@ pub use digest::CHUNK_BYTES;
 pub use error::{CheckpointError, ConfigFault, HeaderFault, IndexFault};
 pub use files::{FileStat, FileTime, SourceFile};
 pub use header::StoredTensor;
-pub use key::{KeyOptions, Rank};
+pub use key::KeyOptions;
 pub use load::{LoadError, LoadOptions, LoadStats, Loaded, LoadedRank, PathTaken, Progress, load};
 pub use open::Checkpoint;
 pub use plan::{NodePlan, PlanError, RankPlan};
-pub use rules::{Rule, RuleError, RuledTensor, Sharding};
+pub use rules::{
+    Draft, FloatDtype, Held, HeldPart, Layout, ModelPart, Rank, Rule, RuleError, Sharding, ShardingOptions,
+    TpPlan, TpPlanError, TpPlanFault, UnknownName,
+};
 pub use save::{SaveError, save};
 pub use shard::{Piece, Shard};
 pub use verify::{Verified, VerifyError, verify};

@@ -9,6 +9,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::Path;
 
 /// A checkpoint directory whose configuration, index and headers were read and checked, and whose
@@ -247,18 +248,17 @@ fn read_headers(
     let mut tensors = BTreeMap::<String, StoredTensor>::new();
     for (number, file) in files.iter().enumerate() {
         for (tensor, stored) in header::read(file, number)? {
-            if let (Some(other), Some(index_file)) = (tensors.get(&tensor), index_file) {
-                let (first, second) = (files[other.file].name.clone(), file.name.clone());
-                return Err(index_fault(
-                    index_file,
-                    IndexFault::StoredTwice {
-                        tensor,
-                        first,
-                        second,
-                    },
-                ));
-            }
-            tensors.insert(tensor, stored);
+            match (tensors.entry(tensor), index_file) {
+                (Entry::Occupied(other), Some(index_file)) => {
+                    let fault = IndexFault::StoredTwice {
+                        first: files[other.get().file].name.clone(),
+                        second: file.name.clone(),
+                        tensor: other.remove_entry().0,
+                    };
+                    return Err(index_fault(index_file, fault));
+                }
+                (entry, _) => entry.insert_entry(stored),
+            };
         }
     }
     Ok(tensors)
@@ -269,10 +269,11 @@ fn check_index(
     files: &[SourceFile],
     tensors: &BTreeMap<String, StoredTensor>,
 ) -> Result<(), IndexFault> {
-    let is_there = |tensor: &str, file: &str| {
-        tensors
-            .get(tensor)
-            .is_some_and(|stored| files[stored.file].name == file)
+    // Both are in the order of the names.
+    let mut tensors = tensors.iter();
+    let mut is_there = |tensor: &str, file: &str| {
+        let found = tensors.find(|(name, _)| name.as_str() >= tensor);
+        found.is_some_and(|(name, stored)| name == tensor && files[stored.file].name == file)
     };
     match index
         .file_of
@@ -282,7 +283,7 @@ fn check_index(
         None => Ok(()),
         Some((tensor, file)) => Err(IndexFault::MissingTensor {
             tensor: tensor.clone(),
-            file: file.clone(),
+            file: file.to_string(),
         }),
     }
 }

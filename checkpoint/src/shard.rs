@@ -53,6 +53,11 @@ impl Shard {
         }
     }
 
+    /// The dimension that is cut, and the ranges of it that are held; `None` of a whole tensor.
+    pub fn cut(&self) -> Option<(usize, &[Range<u64>])> {
+        self.cut.as_ref().map(|cut| (cut.dim, &cut.ranges[..]))
+    }
+
     /// The shape of the shard, outermost dimension first.
     pub fn shape(&self) -> Vec<u64> {
         let mut shape = self.stored.clone();

@@ -2,6 +2,8 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
+use weightd_checkpoint::{FloatDtype, Layout};
+use weightd_core::plan::experts::ExpertPlacement;
 
 /// Keeps LLM weights on the device while engines restart.
 ///
@@ -36,7 +38,7 @@ pub enum Command {
     Release(ReleaseArgs),
     /// End the launchers and servers of a socket directory.
     Stop(StopArgs),
-    /// Print which ranks this node serves; needs no model.
+    /// Print which ranks this node serves and, of a model, what each would hold.
     Plan(PlanArgs),
     /// The search for CUDA devices.
     #[command(hide = true)]
@@ -124,6 +126,18 @@ pub struct ParallelArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub node_rank: u32,
 
+    /// Spread whole experts over the tensor and data parallel ranks, instead of slicing each.
+    #[arg(long)]
+    pub enable_expert_parallel: bool,
+
+    /// How experts are spread: linear (contiguous) or round_robin.
+    #[arg(long, value_name = "NAME", default_value = "linear")]
+    pub expert_placement_strategy: ExpertPlacement,
+
+    /// The layers of each stage, for example 8,8,9,7 [default: as even as they go]
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
+    pub pp_layer_partition: Option<Vec<u64>>,
+
     /// Ranks that share each device.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub ranks_per_device: u32,
@@ -139,6 +153,27 @@ pub struct ParallelArgs {
     /// Accepted for compatibility and checked [default: master port + 1]
     #[arg(long, value_name = "PORT", alias = "weight-cache-draft-master-port")]
     pub draft_master_port: Option<u16>,
+}
+
+/// How weights are spread over ranks and held by them.
+#[derive(Clone, Debug, Args)]
+pub struct ShardingArgs {
+    /// Cast floating weights: auto, bfloat16, float16 or float32. Quantized ones are never cast.
+    #[arg(long, value_name = "TYPE", default_value = "auto")]
+    pub dtype: FloatDtype,
+
+    /// Hold tensors under the checkpoint's names (checkpoint), or fused and padded as vLLM's modules
+    /// do (vllm).
+    #[arg(long, value_name = "NAME", default_value = "checkpoint")]
+    pub layout: Layout,
+
+    /// Sharding rules of your own: a JSON file with a tensor parallel plan as transformers has them,
+    /// for example {"model.layers.*.mlp.up_proj": "colwise"}.
+    #[arg(long, value_name = "FILE")]
+    pub tp_plan: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub parallel: ParallelArgs,
 }
 
 /// Which weights.
@@ -160,8 +195,13 @@ pub struct ModelArgs {
     #[arg(long, value_name = "NAME=VALUE", value_parser = key_extra)]
     pub key_extra: Vec<(String, String)>,
 
+    /// Speculative decoding, as vLLM is told of it: the draft of methods mtp, eagle and eagle3 is held as
+    /// well, for example {"method": "eagle3", "model": "DIR"}.
+    #[arg(long, value_name = "JSON")]
+    pub speculative_config: Option<String>,
+
     #[command(flatten)]
-    pub parallel: ParallelArgs,
+    pub sharding: ShardingArgs,
 }
 
 fn key_extra(text: &str) -> Result<(String, String), String> {
@@ -194,6 +234,10 @@ pub struct AttachArgs {
 
     #[command(flatten)]
     pub ranks: RankChoice,
+
+    /// Map the draft of --speculative-config instead of the target.
+    #[arg(long, requires = "speculative_config")]
+    pub draft: bool,
 
     /// Compare every mapped byte with what the checkpoint holds for this rank.
     #[arg(long)]
@@ -260,8 +304,12 @@ pub struct StopArgs {
 
 #[derive(Clone, Debug, Args)]
 pub struct PlanArgs {
+    /// The directory of a checkpoint, of which no weight is read.
+    #[arg(long, short = 'm', value_name = "DIR")]
+    pub model: Option<PathBuf>,
+
     #[command(flatten)]
-    pub parallel: ParallelArgs,
+    pub sharding: ShardingArgs,
 
     #[command(flatten)]
     pub place: WhereArgs,

@@ -3,10 +3,12 @@
 use crate::args::LoaderArgs;
 use crate::devices::Finder;
 use crate::error::CliError;
+use crate::models::{Model, models};
 use crate::node::{self, LocalRank};
 use rustix::process::setsid;
 use std::io;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -51,41 +53,49 @@ fn load_and_publish(args: &LoaderArgs, channel: &mut Channel) -> Result<(), CliE
     if let Some(files) = &args.digest_only {
         return digest_alone(args, files, channel);
     }
-    let (daemons, ranks) = chosen(args)?;
-    let (checkpoint, plan) = node::open_and_plan(&args.model, &ranks)?;
-    let mut identity = checkpoint.identity();
+    let mut steady = Vec::new();
+    for model in chosen(args)? {
+        let checkpoint = model.open()?;
+        if load_model(&model, &checkpoint, channel)? {
+            steady.push((model, checkpoint));
+        }
+    }
+    // Engines whose files are other ones than these are compared by digest; serving does not wait.
+    for (model, checkpoint) in steady {
+        let digest = digest(&checkpoint, channel)?;
+        for (daemon, _) in model.members {
+            channel.machine_mut().digest(Digest { daemon, digest });
+        }
+    }
+    check(channel.settle().map_err(CliError::failure)?)
+}
 
+/// Loads a model for its members and hands it over; false where that took its digest along.
+fn load_model(model: &Model, checkpoint: &Checkpoint, channel: &mut Channel) -> Result<bool, CliError> {
+    let plan = model.plan(checkpoint)?;
+    let mut identity = checkpoint.identity();
     // Where a file may change and its times not say so, the bytes must: the same before and after.
     let steady = identity.files.is_some();
     let before = if steady {
         None
     } else {
-        Some(digest(&checkpoint, channel)?)
+        Some(digest(checkpoint, channel)?)
     };
-    let loaded = load_reporting(&checkpoint, &plan, &daemons, &ranks, channel)?;
-    report(args, &loaded);
+    let loaded = load_reporting(checkpoint, &plan, &model.members, channel)?;
+    report(&model.path, &loaded);
     if before.is_some() {
-        identity.digest = Some(digest(&checkpoint, channel)?);
+        identity.digest = Some(digest(checkpoint, channel)?);
         if identity.digest != before {
-            let model = args.model.model.display();
             return Err(CliError::Failure(format!(
-                "{model} changed while it was loaded: leave it alone, and preload again"
+                "{} changed while it was loaded: leave it alone, and preload again",
+                model.path.display()
             )));
         }
     }
-    for (&daemon, rank) in daemons.iter().zip(loaded.ranks) {
-        let key = node::key_of(&args.model, &checkpoint, &identity, &rank.placement)?;
-        publish(channel, daemon, key, rank)?;
+    for ((daemon, rank), loaded) in model.members.iter().zip(loaded.ranks) {
+        publish(channel, *daemon, model.key(checkpoint, &identity, rank)?, loaded)?;
     }
-
-    if steady {
-        // Engines whose files are other ones than these are compared by digest; serving does not wait.
-        let digest = digest(&checkpoint, channel)?;
-        for daemon in daemons {
-            channel.machine_mut().digest(Digest { daemon, digest });
-        }
-    }
-    check(channel.settle().map_err(CliError::failure)?)
+    Ok(steady)
 }
 
 fn digest(checkpoint: &Checkpoint, channel: &mut Channel) -> Result<[u8; 32], CliError> {
@@ -94,14 +104,19 @@ fn digest(checkpoint: &Checkpoint, channel: &mut Channel) -> Result<[u8; 32], Cl
 
 /// Makes up for a digest that an earlier loader did not come to hand over.
 fn digest_alone(args: &LoaderArgs, files: &str, channel: &mut Channel) -> Result<(), CliError> {
-    let checkpoint = Checkpoint::open(&args.model.model).map_err(CliError::failure)?;
+    // All daemons that are named hold the same files.
+    let models = chosen(args)?;
+    let model = models
+        .first()
+        .ok_or_else(|| CliError::usage("no daemon to hand a digest over for"))?;
+    let checkpoint = model.open()?;
     let found = checkpoint.identity().files.as_ref().map(files_argument);
     // The digest of other files would pass the weights that are held off as those of another
     // checkpoint.
     if found.as_deref() != Some(files) {
-        let model = args.model.model.display();
         return Err(CliError::Failure(format!(
-            "{model} changed since it was loaded: preload again to serve what is there now"
+            "{} changed since it was loaded: preload again to serve what is there now",
+            model.path.display()
         )));
     }
     let digest = digest(&checkpoint, channel)?;
@@ -111,31 +126,32 @@ fn digest_alone(args: &LoaderArgs, files: &str, channel: &mut Channel) -> Result
     check(channel.settle().map_err(CliError::failure)?)
 }
 
-/// The daemons to load for, and their ranks.
-fn chosen(args: &LoaderArgs) -> Result<(Vec<DaemonId>, Vec<LocalRank>), CliError> {
-    let ranks = node::local_ranks(&args.model.parallel, args.device, Finder::Ourselves)?;
-    let count = ranks.len();
+/// The models to load, each with the daemons to load it for.
+fn chosen(args: &LoaderArgs) -> Result<Vec<Model>, CliError> {
+    let ranks = node::local_ranks(&args.model.sharding.parallel, args.device, Finder::Ourselves)?;
+    let models = models(&args.model, &ranks)?;
+    let count = models.iter().map(|model| model.members.len()).sum::<usize>();
     if let Some(daemon) = args.daemons.iter().find(|daemon| **daemon as usize >= count) {
         return Err(CliError::Usage(format!(
             "there is no daemon {daemon} on this node, which has {count}"
         )));
     }
-    let wanted = |daemon: &DaemonId| args.daemons.is_empty() || args.daemons.contains(daemon);
-    Ok((0..).zip(ranks).filter(|(daemon, _)| wanted(daemon)).unzip())
+    let wanted = |daemon: DaemonId| args.daemons.is_empty() || args.daemons.contains(&daemon);
+    let models = models.into_iter().map(|model| model.with_only(wanted));
+    Ok(models.filter(|model| !model.members.is_empty()).collect())
 }
 
 /// Loads, and meanwhile tells the launcher how far it is.
 fn load_reporting(
     checkpoint: &Checkpoint,
     plan: &NodePlan,
-    daemons: &[DaemonId],
-    ranks: &[LocalRank],
+    members: &[(DaemonId, LocalRank)],
     channel: &mut Channel,
 ) -> Result<Loaded, CliError> {
-    let devices: Vec<_> = ranks.iter().map(|rank| rank.device).collect();
+    let devices: Vec<_> = members.iter().map(|(_, rank)| rank.device).collect();
     let progress = Progress::new(plan);
     let tell = |channel: &mut Channel| {
-        for (&daemon, (done, total)) in daemons.iter().zip(progress.ranks()) {
+        for (&(daemon, _), (done, total)) in members.iter().zip(progress.ranks()) {
             let progress = message::Progress { daemon, done, total };
             channel.machine_mut().progress(progress);
         }
@@ -200,13 +216,13 @@ fn while_led<T: Send>(
     })
 }
 
-fn report(args: &LoaderArgs, loaded: &Loaded) {
+fn report(path: &Path, loaded: &Loaded) {
     let stats = &loaded.stats;
     let seconds = stats.duration.as_secs_f64().max(1e-9);
     for rank in &loaded.ranks {
         info!(
             "loaded {} rank {} ({} tensors, {} bytes) by {}: {:.2} GB read for {} ranks in {:.2} s, {:.2} GB/s",
-            args.model.model.display(),
+            path.display(),
             rank.placement.global_rank,
             rank.manifest.tensors().len(),
             rank.region.bytes,

@@ -5,6 +5,7 @@ mod attach;
 mod devices;
 mod error;
 mod loader;
+mod models;
 mod node;
 mod output;
 mod owners;
@@ -14,6 +15,7 @@ mod probe;
 mod release;
 mod server;
 mod signals;
+mod speculative;
 mod status;
 mod stop;
 

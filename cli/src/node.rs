@@ -1,12 +1,12 @@
 //! What a node serves, worked out from the command line by the same code for launcher, loader and
 //! engine.
 
-use crate::args::{DeviceArg, ModelArgs, ParallelArgs, WhereArgs};
+use crate::args::{DeviceArg, ModelArgs, ParallelArgs, ShardingArgs, WhereArgs};
 use crate::devices::{Devices, Finder};
 use crate::error::CliError;
 use std::path::{Path, PathBuf};
-use weightd_checkpoint::{Checkpoint, KeyOptions, NodePlan, Rank};
-use weightd_core::content::{CheckpointId, HandleKind, Key, Role};
+use weightd_checkpoint::{Checkpoint, KeyOptions, NodePlan, ShardingOptions, TpPlan};
+use weightd_core::content::{HandleKind, Role};
 use weightd_core::plan::placement::{Node, Parallel, Placement, place};
 use weightd_gpu::{Device, DeviceKind};
 use weightd_socket::dir::{DirError, SocketDir};
@@ -44,12 +44,28 @@ pub struct LocalRank {
 }
 
 /// The parallel sizes of the whole world.
-pub fn parallel(args: &ParallelArgs) -> Parallel {
+fn parallel(args: &ParallelArgs) -> Parallel {
     Parallel {
         tensor: args.tensor_parallel_size,
         pipeline: args.pipeline_parallel_size,
         data: args.data_parallel_size,
     }
+}
+
+/// How weights are spread and held, with the plan's file read.
+pub fn sharding(args: &ShardingArgs) -> Result<ShardingOptions, CliError> {
+    let parallel_args = &args.parallel;
+    let tp_plan = args.tp_plan.as_deref().map(TpPlan::read).transpose();
+    Ok(ShardingOptions {
+        layout: args.layout,
+        dtype: args.dtype,
+        experts: parallel_args
+            .enable_expert_parallel
+            .then_some(parallel_args.expert_placement_strategy),
+        layer_partition: parallel_args.pp_layer_partition.clone(),
+        tp_plan: tp_plan.map_err(CliError::failure)?,
+        ..ShardingOptions::new(parallel(parallel_args))
+    })
 }
 
 /// Where this node's ranks are placed. `devices` is how many it has, where that is limited.
@@ -84,10 +100,13 @@ pub fn local_ranks(
         .collect())
 }
 
-/// Opens the checkpoint and plans what of it goes to which of these ranks: all that can be refused
-/// before a byte of the weights is read.
-pub fn open_and_plan(args: &ModelArgs, ranks: &[LocalRank]) -> Result<(Checkpoint, NodePlan), CliError> {
-    let checkpoint = Checkpoint::open(&args.model).map_err(CliError::failure)?;
+/// Plans what of a checkpoint goes to which of these ranks: all that can be refused before a byte of
+/// the weights is read.
+pub fn plan(
+    checkpoint: &Checkpoint,
+    sharding: &ShardingOptions,
+    ranks: &[LocalRank],
+) -> Result<NodePlan, CliError> {
     let placed: Vec<_> = ranks
         .iter()
         .map(|rank| (rank.placement, rank.device.uuid()))
@@ -96,46 +115,28 @@ pub fn open_and_plan(args: &ModelArgs, ranks: &[LocalRank]) -> Result<(Checkpoin
         Some(DeviceKind::Cuda) => HandleKind::CudaFd,
         _ => HandleKind::Memfd,
     };
-    let plan =
-        NodePlan::new(&checkpoint, &parallel(&args.parallel), &placed, handle).map_err(CliError::failure)?;
-    Ok((checkpoint, plan))
+    NodePlan::new(checkpoint, sharding, &placed, handle).map_err(CliError::failure)
 }
 
 /// The socket of one rank's daemon.
 pub fn socket_of(
     dir: &Path,
     rank: &LocalRank,
+    role: Role,
     ranks_per_device: u32,
     place: &WhereArgs,
 ) -> Result<PathBuf, CliError> {
     let slot = (ranks_per_device > 1).then_some(rank.placement.slot);
     let instance = place.instance.as_deref();
-    socket_path(dir, &rank.device.uuid(), slot, instance, Role::Target).map_err(CliError::usage)
+    socket_path(dir, &rank.device.uuid(), slot, instance, role).map_err(CliError::usage)
 }
 
-/// The key of one rank's content.
-pub fn key_of(
-    args: &ModelArgs,
-    checkpoint: &Checkpoint,
-    identity: &CheckpointId,
-    placement: &Placement,
-) -> Result<Key, CliError> {
-    let parallel = parallel(&args.parallel);
-    let options = KeyOptions {
+/// What beside the checkpoint decides the keys of a model.
+pub fn key_options(args: &ModelArgs, sharding: &ShardingOptions) -> KeyOptions {
+    KeyOptions {
         revision: args.revision.clone(),
         engine_version: args.engine_version.clone(),
         extra: args.key_extra.iter().cloned().collect(),
-        tp_size: parallel.tensor,
-        pp_size: parallel.pipeline,
-        dp_size: parallel.data,
-        ..KeyOptions::default()
-    };
-    let rank = Rank {
-        dp: placement.dp_rank,
-        pp: placement.pp_rank,
-        tp: placement.tp_rank,
-    };
-    options
-        .key(checkpoint, identity.clone(), rank, Role::Target)
-        .map_err(CliError::failure)
+        ..KeyOptions::new(sharding.clone())
+    }
 }

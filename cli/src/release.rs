@@ -4,12 +4,13 @@ use crate::args::ReleaseArgs;
 use crate::error::CliError;
 use crate::output::say;
 use crate::status::{Found, find};
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use weightd_blocking::request::request;
 use weightd_core::content::Generation;
 use weightd_core::time::Span;
 use weightd_core::wire::Message;
-use weightd_core::wire::message::Release;
+use weightd_core::wire::message::{DaemonStatus, Holds, Release};
 
 /// The last close of a large region can take seconds.
 const RELEASES_WITHIN: Span = Span::secs(60);
@@ -21,16 +22,24 @@ pub fn run(args: &ReleaseArgs) -> Result<ExitCode, CliError> {
         .map(str::parse)
         .transpose()
         .map_err(|error| CliError::Usage(format!("--generation: {error}")))?;
-    let chosen: Vec<Found> = find(&args.place)?
+    let mut chosen: Vec<Found> = find(&args.place)?
         .into_iter()
         .filter(|found| is_chosen(args, found))
         .collect();
+    if let Some(generation) = generation.filter(|_| chosen.len() > 1) {
+        // Of target and draft, the one that is meant.
+        chosen.retain(|found| {
+            let status = found.status.as_ref();
+            status.is_ok_and(|status| matches!(status.holds, Holds::Content(held) if held == generation))
+        });
+    }
     if chosen.is_empty() {
         return Err(CliError::failure(
             "no such daemon: `weightd status` lists those that there are",
         ));
     }
-    if args.ranks.rank.is_some() && chosen.len() > 1 {
+    let roles: BTreeSet<_> = chosen.iter().filter_map(Found::role).collect();
+    if args.ranks.rank.is_some() && chosen.len() > roles.len() {
         return Err(CliError::usage(
             "several daemons have that rank: choose one with --instance",
         ));
@@ -54,6 +63,11 @@ pub fn run(args: &ReleaseArgs) -> Result<ExitCode, CliError> {
 }
 
 fn is_chosen(args: &ReleaseArgs, found: &Found) -> bool {
-    let rank = found.status.as_ref().ok().map(|status| status.info.global_rank);
-    rank.is_some() && args.ranks.rank.is_none_or(|wanted| rank == Some(wanted))
+    let status = found.status.as_ref().ok();
+    let is_rank = |status: &DaemonStatus| {
+        args.ranks
+            .rank
+            .is_none_or(|wanted| status.info.global_rank == wanted)
+    };
+    status.is_some_and(is_rank)
 }

@@ -7,6 +7,7 @@ use crate::output::say;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use weightd_blocking::request::{RequestError, request};
+use weightd_core::content::Role;
 use weightd_core::time::Span;
 use weightd_core::wire::Message;
 use weightd_core::wire::message::{DaemonStatus, GetStatus, Holds};
@@ -19,6 +20,13 @@ const ANSWERS_WITHIN: Span = Span::secs(5);
 pub struct Found {
     pub socket: PathBuf,
     pub status: Result<DaemonStatus, String>,
+}
+
+impl Found {
+    /// Whose weights it holds, where it answered.
+    pub fn role(&self) -> Option<Role> {
+        self.status.as_ref().ok().map(|status| status.info.key.role)
+    }
 }
 
 pub fn run(args: &StatusArgs) -> Result<ExitCode, CliError> {

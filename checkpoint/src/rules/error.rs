@@ -1,6 +1,7 @@
 //! Why a checkpoint cannot be split as asked.
 
 use weightd_core::content::Dtype;
+use weightd_core::plan::pipeline::PipelineError;
 
 /// Why a checkpoint cannot be split over the ranks. Known from configuration and headers alone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -9,17 +10,21 @@ use weightd_core::content::Dtype;
 pub enum RuleError {
     /// No table has rules for this architecture.
     #[error(
-        "architecture {architecture} cannot be split with tensor parallel size {tp}: there are rules for \
-         {known}; use tensor parallel size 1"
+        "architecture {architecture} has no sharding rules; pass them with --tp-plan FILE.json, for example \
+         {{\"{example}\": \"colwise\"}}, which has to cover such names as {}{}; or use one rank. Known are {known}",
+        .tensors.join(", "), unlisted(.more)
     )]
     UnknownArchitecture {
         architecture: String,
-        tp: u32,
+        tensors: Vec<String>,
+        more: usize,
+        example: String,
         known: String,
     },
     /// The architecture's table has no rule for some tensors.
     #[error(
-        "{architecture} has no sharding rule for {}{}; use tensor parallel size 1",
+        "{architecture} has no sharding rule for {}{}; pass rules for all of its modules with --tp-plan FILE.json, \
+         or use one rank",
         .tensors.join(", "), unlisted(.more)
     )]
     Uncovered {
@@ -27,33 +32,120 @@ pub enum RuleError {
         tensors: Vec<String>,
         more: usize,
     },
-    /// Packs, blocks and groups are not known to the rules.
+    /// Patterns of a plan that split nothing.
     #[error(
-        "checkpoint quantized with {method} (quantization_config in config.json) cannot be split with tensor \
-         parallel size {tp}; use tensor parallel size 1, which serves it as it is stored"
+        "the tensor parallel plan's {} cover{} no tensor of this checkpoint, which has such names as {}: use the \
+         names in the checkpoint",
+        .patterns.join(", "), if .patterns.len() == 1 { "s" } else { "" }, .names.join(", ")
     )]
-    Quantized { method: String, tp: u32 },
-    /// Stages are not known to the rules.
-    #[error("pipeline parallel size {pp} is not supported: use 1")]
-    Pipeline { pp: u32 },
+    UnusedPatterns {
+        patterns: Vec<String>,
+        names: Vec<String>,
+    },
+    /// The layout is not known for this architecture.
+    #[error("layout vllm is not known for {architecture}: use layout checkpoint, or one of {known}")]
+    NoLayout { architecture: String, known: String },
+    /// A plan says nothing of fused tensors.
+    #[error("a tensor parallel plan is for layout checkpoint: with layout vllm, leave it out")]
+    PlanWithLayout,
+    /// vLLM rearranges quantized weights after loading.
+    #[error(
+        "{tensor} is quantized with {method}, whose weights vLLM rearranges after loading: use layout checkpoint, or let \
+         the engine publish what it made of them"
+    )]
+    QuantizedLayout { tensor: String, method: String },
+    /// A method that is not known.
+    #[error(
+        "quantization method {method:?} (quant_method in config.json) is not supported; use a checkpoint quantized with \
+         one of {known}"
+    )]
+    UnknownQuantization { method: String, known: String },
+    /// It is not known how the tensor goes along with its layer.
+    #[error(
+        "{tensor} cannot be split: how {method} stores it is not known; use tensor parallel size 1, which serves it as it \
+         is stored"
+    )]
+    QuantizedWhole { tensor: String, method: String },
+    /// A part would begin or end inside a pack, a block or a group.
+    #[error(
+        "{tensor} cannot be split into parts of {per_rank}: {method} keeps {unit} together; use tensor parallel size \
+         {ranks}, or another that leaves them whole"
+    )]
+    CutsUnit {
+        tensor: String,
+        method: String,
+        unit: u64,
+        per_rank: u64,
+        ranks: u64,
+    },
+    /// Groups of inputs that are anywhere in the layer.
+    #[error(
+        "{tensor} cannot be split by inputs: {method} in activation order (desc_act or actorder) has groups of inputs \
+         from anywhere in the layer; use tensor parallel size 1, or a checkpoint without activation order"
+    )]
+    ActOrder { tensor: String, method: String },
+    /// A tensor of another size than the configuration implies.
+    #[error(
+        "{tensor} has {found} elements in dimension {dim}, and by quantization_config ({method}) it should have \
+         {expected}: correct config.json"
+    )]
+    QuantizedShape {
+        tensor: String,
+        method: String,
+        dim: usize,
+        found: u64,
+        expected: u64,
+    },
+    /// Scales of nothing.
+    #[error("{tensor} cannot be split: the checkpoint lacks the {method} weights that it belongs to")]
+    QuantizedAlone { tensor: String, method: String },
+    /// A number that splitting needs.
+    #[error(
+        "quantization_config ({method}) does not say {what}, which splitting needs: add it to config.json"
+    )]
+    QuantizationLacks { method: String, what: &'static str },
+    /// A value that is none, or layers that are not all quantized alike.
+    #[error(
+        "quantization_config ({method}): {field} is {value}, which is no usable value or not the same for all layers; \
+         use tensor parallel size 1"
+    )]
+    QuantizationField {
+        method: String,
+        field: &'static str,
+        value: String,
+    },
+    /// There is no such draft in the checkpoint.
+    #[error(
+        "the checkpoint has no layers at or beyond num_hidden_layers ({layers}), which method mtp takes for its draft: use \
+         a checkpoint with them, or another method"
+    )]
+    NoFurtherLayers { layers: u64 },
+    /// vLLM's layout of drafts.
+    #[error("layout vllm is not known for drafts: use layout checkpoint")]
+    DraftLayout,
+    /// Layers cannot be spread over the stages.
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
+    /// Replicated models have no stages.
+    #[error("{architecture} is whole on every rank and has no pipeline stages: use pipeline parallel size 1")]
+    NoStages { architecture: String },
     /// A number that the rules need is missing.
-    #[error("config.json does not say {field}, which tensor parallel size {tp} needs")]
-    ConfigLacks { field: &'static str, tp: u32 },
+    #[error("config.json does not say {field}, which {what} needs: add it")]
+    ConfigLacks { field: &'static str, what: &'static str },
     /// Query heads cannot be divided.
     #[error(
-        "tensor parallel size {tp} does not evenly divide the {heads} attention heads: use one that does"
+        "{ranks} tensor parallel ranks do not evenly divide the {heads} attention heads: use a size that does"
     )]
-    Heads { tp: u32, heads: u64 },
+    Heads { ranks: u64, heads: u64 },
     /// Key and value heads can neither be divided nor repeated.
     #[error(
-        "tensor parallel size {tp} neither evenly divides the {heads} key and value heads nor is a multiple"
+        "{ranks} tensor parallel ranks neither evenly divide the {heads} key and value heads nor are a multiple of them"
     )]
-    KvHeads { tp: u32, heads: u64 },
+    KvHeads { ranks: u64, heads: u64 },
     /// The rule's dimension cannot be divided.
-    #[error("{tensor} has size {size} in dimension {dim}, which {parts} {of} do not evenly divide")]
+    #[error("{tensor} has a dimension of size {size} to split, which {parts} {of} do not evenly divide")]
     Indivisible {
         tensor: String,
-        dim: usize,
         size: u64,
         parts: u64,
         of: &'static str,
@@ -71,15 +163,21 @@ pub enum RuleError {
     },
     /// The vocabulary is too small to give every rank rows.
     #[error(
-        "{tensor} has {size} rows: with {tp} ranks of {per_rank} rows the last would have none; use a \
+        "{tensor} has {size} rows: with {ranks} ranks of {per_rank} rows the last would have none; use a \
          smaller tensor parallel size"
     )]
     EmptyVocabulary {
         tensor: String,
         size: u64,
-        tp: u32,
+        ranks: u64,
         per_rank: u64,
     },
+    /// vLLM could not split the vocabulary either.
+    #[error(
+        "{tensor}: its vocabulary, padded to {padded} rows as vLLM does, is not evenly divided by {ranks} ranks; use \
+         a tensor parallel size that divides it, or layout checkpoint"
+    )]
+    PaddedVocabulary { tensor: String, padded: u64, ranks: u64 },
     /// The rule splits a dimension that the tensor does not have.
     #[error("{tensor} of shape {shape:?} has no dimension {dim} to split")]
     NoDimension {
@@ -94,17 +192,36 @@ pub enum RuleError {
         shape: Vec<u64>,
         dtype: Dtype,
     },
-    /// The configuration ties two tensors that cannot be one.
+    /// A layer's experts are not those of the configuration.
     #[error(
-        "config.json ties {head} to {embedding}, but one is {head_shape:?} and the other {embedding_shape:?}; \
-         set tie_word_embeddings to false if they are not the same"
+        "{tensor} and its kin are of {found} experts, and config.json says {stated}: the checkpoint is not whole"
     )]
-    TiedApart {
-        head: &'static str,
-        embedding: &'static str,
-        head_shape: Vec<u64>,
-        embedding_shape: Vec<u64>,
+    Experts { tensor: String, found: u64, stated: u64 },
+    /// Fewer experts than ranks to spread them over.
+    #[error("{experts} experts cannot be spread over {ranks} ranks: use fewer, or no expert parallelism")]
+    TooFewExperts { experts: u64, ranks: u64 },
+    /// vLLM would not place experts like this.
+    #[error(
+        "vLLM places experts linearly where they are not in groups (n_group in config.json), whatever it is told: use \
+         expert placement strategy linear"
+    )]
+    UngroupedExperts,
+    /// There is nothing to spread.
+    #[error("expert parallelism is for models with experts, and this checkpoint has none: leave it out")]
+    NoExperts,
+    /// A fused tensor lacks a part.
+    #[error("{fused} cannot be fused: the checkpoint lacks {part}")]
+    PartMissing { fused: String, part: String },
+    /// A fused tensor's parts do not fit together.
+    #[error("{fused} cannot be fused: {first} and {second} do not go together")]
+    PartsDiffer {
+        fused: String,
+        first: String,
+        second: String,
     },
+    /// A tensor that has to be looked at could not be read.
+    #[error("cannot compare {what} with what config.json ties it to: {why}")]
+    Unreadable { what: &'static str, why: String },
 }
 
 fn unlisted(more: &usize) -> String {

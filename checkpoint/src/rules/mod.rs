@@ -1,47 +1,45 @@
 //! Sharding rules: which part of which stored tensor a rank holds, and by which names.
 //!
 //! Sharding is data. A table lists, for each architecture, name patterns and what becomes of the
-//! tensors they cover, in the terms of the tensor parallel plans of Hugging Face transformers. A
-//! pattern names a module; `*` stands for one number; it covers the module's own tensors
-//! (`model.layers.*.mlp.up_proj` covers `model.layers.7.mlp.up_proj.weight` and `.bias`).
+//! tensors they cover, in the terms of the tensor parallel plans of Hugging Face transformers
+//! ([`Rule`]); a user can pass such a plan instead ([`TpPlan`]). Which pipeline stage a tensor is on,
+//! and which expert it belongs to, follows from its name. A [`Layout`] says how the parts are put
+//! together and named.
 //!
-//! With tensor parallel size 1 every tensor is whole and no table is asked, so that any
+//! With one rank and the checkpoint's layout every tensor is whole and no table is asked, so that any
 //! architecture, quantized or not, is served as it is stored.
 
 mod error;
-mod pattern;
+mod held;
+mod layout;
+mod name;
+mod options;
+mod patterns;
+mod quantization;
+mod rule;
+mod split;
+mod stage;
 mod tables;
+mod tied;
+mod tp_plan;
 
 pub use error::RuleError;
+pub use held::{Held, HeldPart};
+pub use options::{Draft, FloatDtype, Layout, ModelPart, Rank, ShardingOptions, UnknownName};
+pub use rule::Rule;
+pub use tp_plan::{TpPlan, TpPlanError, TpPlanFault};
 
 use crate::{Checkpoint, ModelConfig, Shard, StoredTensor};
-use tables::{TABLES, Table};
-use weightd_core::content::manifest::TensorKind;
-use weightd_core::plan::placement::Parallel;
-
-/// What tensor parallelism does to a tensor of `[out, in]` elements, or to a bias of `[out]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
-    /// Dimension 0 in equal parts (`colwise`): a linear layer's outputs.
-    Column,
-    /// Dimension 0 in equal parts of whole query heads.
-    QueryColumn,
-    /// Dimension 0 in equal parts of whole key and value heads. With more ranks than heads each
-    /// head is on several ranks: rank r holds head `r * heads / tp`, rounded down.
-    KvColumn,
-    /// Dimension 1 in equal parts (`rowwise`): a linear layer's inputs. The bias is added once, to
-    /// the sum over the ranks, so every rank holds all of it.
-    Row,
-    /// Dimension 0 in parts of `size / tp` rows, rounded up (`embedding_rowwise`); the last rank
-    /// has what remains.
-    Vocabulary,
-    /// Whole on every rank.
-    Replicated,
-}
-
-/// The names by which transformers ties the output head to the embedding.
-const EMBEDDING: &str = "model.embed_tokens.weight";
-const HEAD: &str = "lm_head.weight";
+use layout::Slot;
+use name::Expert;
+use patterns::Patterns;
+use quantization::Quantization;
+use split::{Split, Splitter, Ways};
+use stage::{Stage, Stages};
+use std::collections::{BTreeMap, BTreeSet};
+use tables::{EAGLE, TABLES, Table, Vllm};
+use tied::Tied;
+use weightd_core::plan::experts::{ExpertPlacement, LocalExperts, local_experts};
 
 /// How many tensors an error lists by name.
 const LISTED: usize = 5;
@@ -51,337 +49,437 @@ const LISTED: usize = 5;
 #[derive(Debug)]
 pub struct Sharding<'a> {
     tensors: Vec<RuledTensor<'a>>,
-    aliases: Vec<(&'static str, &'static str)>,
+    slots: Vec<Slot<'a>>,
+    tied: Option<Tied>,
+    stages: Stages,
+    options: ShardingOptions,
+    left_out: usize,
 }
 
 /// A stored tensor, and how it is split.
 #[derive(Debug)]
-pub struct RuledTensor<'a> {
-    /// Its name in the checkpoint, and in the manifest.
-    pub name: &'a str,
-    /// Where it is stored.
-    pub stored: &'a StoredTensor,
-    /// Parameter, or one of the buffers that are known by name.
-    pub kind: TensorKind,
+struct RuledTensor<'a> {
+    name: &'a str,
+    stored: &'a StoredTensor,
     split: Split,
+    layer: Option<u64>,
+    expert: Option<Expert>,
+    stage: Stage,
+    /// The rows of all ranks together, of a vocabulary that is padded.
+    padded: Option<u64>,
+    /// Whether a type that is asked for is for this tensor too.
+    castable: bool,
 }
 
-/// Equal parts of a dimension, each held by `copies` consecutive ranks.
-#[derive(Clone, Copy, Debug)]
-enum Split {
-    Whole,
-    Parts { dim: usize, per_rank: u64, copies: u32 },
+impl RuledTensor<'_> {
+    /// Name, type and shape, for errors.
+    fn describe(&self) -> String {
+        format!(
+            "{} ({} {:?})",
+            self.name,
+            self.stored.dtype.name(),
+            self.stored.shape
+        )
+    }
 }
 
 impl<'a> Sharding<'a> {
     /// Applies the rules to all tensors of `checkpoint`, and checks them for every rank of the
     /// world.
     ///
-    /// Where the configuration ties the head to the embedding, the head is an alias, whether the
-    /// checkpoint has it or not; should their bytes differ, the embedding's count, as they do in
-    /// transformers.
-    pub fn new(checkpoint: &'a Checkpoint, parallel: &Parallel) -> Result<Sharding<'a>, RuleError> {
-        if parallel.pipeline != 1 {
-            return Err(RuleError::Pipeline {
-                pp: parallel.pipeline,
-            });
-        }
+    /// Where the configuration ties the head to the embedding, the head is an alias, unless the
+    /// checkpoint has another one: only to find that out, both are read. Nothing else is.
+    pub fn new(checkpoint: &'a Checkpoint, options: &ShardingOptions) -> Result<Sharding<'a>, RuleError> {
         let config = checkpoint.config();
-        let table = table(config);
-        let world = match parallel.tensor {
-            1 => None,
-            tp => Some(World::new(config, table, tp)?),
+        let mut rules = Rules::of(checkpoint, options)?;
+        let tied = match options.part {
+            ModelPart::Target => tied::tied(checkpoint, rules.table)?,
+            // What a draft lacks is the target's.
+            ModelPart::Draft(_) => None,
         };
-        let aliases: Vec<_> = tied(checkpoint, table)?.into_iter().collect();
+        let stages = Stages::new(config, rules.table, options)?;
         let mut tensors = Vec::with_capacity(checkpoint.tensors().len());
         let mut uncovered = Vec::new();
+        let mut left_out = 0;
         for (name, stored) in checkpoint.tensors() {
-            if aliases.iter().any(|(alias, _)| alias == name) {
+            if tied.as_ref().is_some_and(|tied| tied.alias == name) {
                 continue;
             }
-            let split = match &world {
-                None => Split::Whole,
-                Some(world) => match world.rule(name) {
-                    Some(rule) => world.split(rule, name, stored)?,
-                    None => {
-                        uncovered.push(name.clone());
-                        continue;
-                    }
-                },
-            };
-            tensors.push(RuledTensor {
-                name,
-                stored,
-                kind: kind(name),
-                split,
-            });
-        }
-        if let Some(world) = world.filter(|_| !uncovered.is_empty()) {
-            let more = uncovered.len().saturating_sub(LISTED);
-            uncovered.truncate(LISTED);
-            let architecture = world.table.architecture.to_owned();
-            return Err(RuleError::Uncovered {
-                architecture,
-                tensors: uncovered,
-                more,
-            });
-        }
-        tensors.sort_by_key(|tensor| (tensor.stored.file, tensor.stored.offset, tensor.stored.bytes));
-        Ok(Sharding { tensors, aliases })
-    }
-
-    /// What the ranks hold parts of, in the order in which it is stored.
-    pub fn tensors(&self) -> &[RuledTensor<'a>] {
-        &self.tensors
-    }
-
-    /// Further names, each with the tensor that it stands for.
-    pub fn aliases(&self) -> &[(&'static str, &'static str)] {
-        &self.aliases
-    }
-}
-
-impl RuledTensor<'_> {
-    /// The part that a tensor parallel rank holds.
-    pub fn shard(&self, tp_rank: u32) -> Shard {
-        match self.split {
-            Split::Whole => Shard::whole(&self.stored.shape),
-            Split::Parts {
-                dim,
-                per_rank,
-                copies,
-            } => {
-                let size = self.stored.shape[dim];
-                let start = u64::from(tp_rank / copies) * per_rank;
-                let range = start.min(size)..(start + per_rank).min(size);
-                Shard::along(&self.stored.shape, dim, vec![range])
+            let layer = name::layer(name);
+            if !stages.is_meant(layer) {
+                left_out += 1;
+                continue;
+            }
+            match rules.rule(name).or_else(|| rules.rule_of_scale(stored)) {
+                Some(rule) => tensors.push(rules.ruled(rule, name, layer, stored, &stages, tied.as_ref())?),
+                None => uncovered.push(name.as_str()),
             }
         }
-    }
-}
-
-/// What splitting needs to know beside the tensor: there is more than one rank.
-struct World {
-    table: &'static Table,
-    tp: u32,
-    heads: u64,
-    kv_heads: u64,
-    /// Elements of a head, where the configuration says it.
-    head_dim: Option<u64>,
-}
-
-impl World {
-    fn new(config: &ModelConfig, table: Option<&'static Table>, tp: u32) -> Result<World, RuleError> {
-        if config.quantization_config.is_some() {
-            let method = config.quant_method().unwrap_or("an unnamed method").to_owned();
-            return Err(RuleError::Quantized { method, tp });
+        rules.check_coverage(checkpoint, uncovered)?;
+        if tensors.is_empty() && options.part == ModelPart::Draft(Draft::Mtp) {
+            let layers = config.num_hidden_layers.unwrap_or(0);
+            return Err(RuleError::NoFurtherLayers { layers });
         }
-        let table = table.ok_or_else(|| RuleError::UnknownArchitecture {
-            architecture: config.architectures.join(","),
-            tp,
-            known: TABLES
-                .iter()
-                .map(|table| table.architecture)
-                .collect::<Vec<_>>()
-                .join(", "),
-        })?;
-        let lacks = |field| RuleError::ConfigLacks { field, tp };
-        let heads = config.num_attention_heads.ok_or(lacks("num_attention_heads"))?;
-        let kv_heads = config.num_key_value_heads.ok_or(lacks("num_key_value_heads"))?;
-        let size = u64::from(tp);
-        if heads == 0 || !heads.is_multiple_of(size) {
-            return Err(RuleError::Heads { tp, heads });
-        }
-        if kv_heads == 0 || !(kv_heads.is_multiple_of(size) || size.is_multiple_of(kv_heads)) {
-            return Err(RuleError::KvHeads { tp, heads: kv_heads });
-        }
-        Ok(World {
-            table,
-            tp,
-            heads,
-            kv_heads,
-            head_dim: config.head_dim,
+        rules.check_experts(&tensors)?;
+        tensors.sort_by_cached_key(|tensor| (tensor.stored.file, tensor.stored.offset, tensor.stored.bytes));
+        let slots = layout::slots(&tensors, config, rules.table, options)?;
+        let options = options.clone();
+        Ok(Sharding {
+            tensors,
+            slots,
+            tied,
+            stages,
+            options,
+            left_out,
         })
     }
 
-    fn rule(&self, tensor: &str) -> Option<Rule> {
-        let mut rules = self.table.rules.iter().copied().flatten();
-        rules
-            .find(|(pattern, _)| pattern::covers(pattern, tensor))
-            .map(|&(_, rule)| rule)
+    /// What a rank holds, in the order in which it is stored.
+    pub fn held(&self, rank: Rank) -> impl Iterator<Item = Held<'_>> {
+        let here = move |slot: &&Slot<'_>| self.stages.has(slot.stage, rank.pp);
+        self.slots
+            .iter()
+            .filter(here)
+            .filter_map(move |slot| self.hold(slot, rank))
     }
 
-    fn split(&self, rule: Rule, name: &str, stored: &StoredTensor) -> Result<Split, RuleError> {
-        let tp = u64::from(self.tp);
-        let split = match rule {
-            Rule::Replicated => Split::Whole,
-            Rule::Row if stored.shape.len() == 1 => Split::Whole,
-            Rule::Row => equal(name, stored, 1, tp, "ranks", 1)?,
-            Rule::Column => equal(name, stored, 0, tp, "ranks", 1)?,
-            Rule::QueryColumn => {
-                self.whole_heads(name, stored, self.heads, "attention heads")?;
-                equal(name, stored, 0, tp, "ranks", 1)?
-            }
-            Rule::KvColumn => {
-                self.whole_heads(name, stored, self.kv_heads, "key and value heads")?;
-                // Either divides the other: checked when the world was made.
-                let copies = tp / self.kv_heads.min(tp);
-                equal(name, stored, 0, tp / copies, "ranks", copies as u32)?
-            }
-            Rule::Vocabulary => {
-                let size = size(name, stored, 0)?;
-                let per_rank = size.div_ceil(tp);
-                if per_rank.saturating_mul(tp - 1) >= size {
-                    let (tensor, tp) = (name.to_owned(), self.tp);
-                    return Err(RuleError::EmptyVocabulary {
-                        tensor,
-                        size,
-                        tp,
-                        per_rank,
-                    });
-                }
-                Split::Parts {
-                    dim: 0,
-                    per_rank,
-                    copies: 1,
-                }
+    /// Further names that a rank has, each with the tensor that it stands for.
+    pub fn aliases(&self, rank: Rank) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let here = self
+            .tied
+            .iter()
+            .filter(move |_| self.stages.has(Stage::Ends, rank.pp));
+        here.map(|tied| (tied.alias, tied.of))
+    }
+
+    /// Boolean attributes of the model: of a draft, whether it has an embedding and a head of its own.
+    pub fn attrs(&self) -> impl Iterator<Item = (&'static str, bool)> {
+        let has = |module: &str| {
+            self.tensors
+                .iter()
+                .any(|tensor| name::module(tensor.name) == module)
+        };
+        let (embedding, head) = (has("embed_tokens"), has("lm_head") || has("head"));
+        let attrs = [("has_own_embed_tokens", embedding), ("has_own_lm_head", head)];
+        let is_draft = self.options.part != ModelPart::Target;
+        attrs.into_iter().filter(move |_| is_draft)
+    }
+
+    /// How many of the checkpoint's tensors belong to layers beyond the model's own, those that
+    /// predict further tokens.
+    pub fn left_out(&self) -> usize {
+        self.left_out
+    }
+
+    /// The experts that a rank holds whole, of so many; none without expert parallelism.
+    fn local_experts(&self, experts: u64, rank: Rank) -> Option<LocalExperts> {
+        let placement = self.options.experts?;
+        let tp = self.options.parallel.tensor;
+        let (size, number) = (tp * self.options.parallel.data, rank.dp * tp + rank.tp);
+        Some(local_experts(experts, size, number, placement).expect("the rank is one of the world"))
+    }
+
+    /// Whether a rank is the first of those that share slices of experts; or none do.
+    fn has_slices_first(&self, rank: Rank) -> bool {
+        self.options.experts.is_some() || (rank.dp, rank.tp) == (0, 0)
+    }
+
+    /// The part of a stored tensor that a rank of the right stage holds.
+    fn shard(&self, tensor: &RuledTensor<'_>, rank: Rank) -> Shard {
+        if tensor.expert == Some(Expert::Stacked)
+            && let Some(local) = self.local_experts(tensor.stored.shape[0], rank)
+        {
+            return split::stacked_experts(&tensor.stored.shape, &local);
+        }
+        tensor.split.shard(tensor.stored, rank)
+    }
+}
+
+/// The rules that count for a checkpoint.
+struct Rules<'o> {
+    /// What is known of its architecture.
+    table: Option<&'static Table>,
+    options: &'o ShardingOptions,
+    config: &'o ModelConfig,
+    quantization: Option<Quantization<'o>>,
+    /// The ranks that share what belongs to no expert.
+    dense: Ways,
+    /// Those that share an expert, unless it is whole.
+    sliced: Ways,
+    /// Something is split, so that every tensor needs a rule.
+    splits: bool,
+    /// Those of the user's plan, else of the table, with their rules.
+    patterns: Patterns<'o>,
+    by_pattern: Vec<Rule>,
+}
+
+impl<'o> Rules<'o> {
+    fn of(checkpoint: &'o Checkpoint, options: &'o ShardingOptions) -> Result<Rules<'o>, RuleError> {
+        let config = checkpoint.config();
+        let parallel = &options.parallel;
+        let table = match options.part {
+            ModelPart::Draft(Draft::Eagle) => Some(&EAGLE),
+            _ => table(config),
+        };
+        let experts = options.experts.is_some() && parallel.tensor * parallel.data > 1;
+        let vllm = options.layout == Layout::Vllm;
+        let splits = parallel.tensor > 1 || parallel.pipeline > 1 || experts || vllm;
+        let quantization = match Quantization::of(checkpoint, splits)? {
+            Some(found) if vllm => return Err(found.refuse_layout(checkpoint)),
+            found => found,
+        };
+        if vllm && options.tp_plan.is_some() {
+            return Err(RuleError::PlanWithLayout);
+        }
+        if vllm && options.part != ModelPart::Target {
+            return Err(RuleError::DraftLayout);
+        }
+        if vllm && table.is_none() {
+            return Err(no_layout(config));
+        }
+        if splits && table.is_none() && options.tp_plan.is_none() {
+            return Err(unknown_architecture(checkpoint));
+        }
+        // vLLM slices experts over all tensor parallel ranks, whichever replica they are of.
+        let sliced = match vllm {
+            true => Ways::tensor_and_data(parallel),
+            false => Ways::tensor(parallel),
+        };
+        let (patterns, by_pattern) = match (&options.tp_plan, table) {
+            (Some(plan), _) => (
+                Patterns::new(plan.patterns(), TpPlan::covers),
+                plan.rules().collect(),
+            ),
+            (None, table) => {
+                let covers = match options.part {
+                    // Some have the base model's names, and some the whole model's.
+                    ModelPart::Draft(Draft::Eagle) => TpPlan::covers,
+                    _ => name::covers,
+                };
+                let rules = || table.into_iter().flat_map(|table| table.rules).copied().flatten();
+                let patterns = Patterns::new(rules().map(|(pattern, _)| *pattern), covers);
+                (patterns, rules().map(|(_, rule)| *rule).collect())
             }
         };
-        if let Split::Parts { dim, per_rank, .. } = split {
-            // Ranks differ in nothing else, so the first tells for all.
-            let range = 0..per_rank;
-            let first = Shard::along(&stored.shape, dim, vec![range]);
-            if first.pieces(stored.dtype).is_none() {
-                let (tensor, shape) = (name.to_owned(), stored.shape.clone());
-                return Err(RuleError::CutsByte {
-                    tensor,
-                    shape,
-                    dtype: stored.dtype,
-                });
+        Ok(Rules {
+            table,
+            options,
+            quantization,
+            config,
+            dense: Ways::tensor(parallel),
+            sliced,
+            splits,
+            patterns,
+            by_pattern,
+        })
+    }
+
+    fn rule(&mut self, tensor: &str) -> Option<Rule> {
+        if !self.splits {
+            return Some(Rule::Replicated);
+        }
+        match self.patterns.first(tensor) {
+            Some(number) => Some(self.by_pattern[number]),
+            // What a plan does not name is whole.
+            None => self.options.tp_plan.is_some().then_some(Rule::Replicated),
+        }
+    }
+
+    /// The rule for what no pattern covers and is one number for a whole module, as the scales of a
+    /// quantized KV cache are.
+    fn rule_of_scale(&self, stored: &StoredTensor) -> Option<Rule> {
+        let is_one = stored.shape.iter().all(|&size| size == 1);
+        (self.quantization.is_some() && is_one).then_some(Rule::Replicated)
+    }
+
+    fn splitter(&self, ways: Ways) -> Splitter<'_> {
+        Splitter {
+            config: self.config,
+            quantization: self.quantization.as_ref(),
+            ways,
+        }
+    }
+
+    fn ruled<'a>(
+        &self,
+        rule: Rule,
+        name: &'a str,
+        layer: Option<u64>,
+        stored: &'a StoredTensor,
+        stages: &Stages,
+        tied: Option<&Tied>,
+    ) -> Result<RuledTensor<'a>, RuleError> {
+        let expert = name::expert(name);
+        let is_padded = matches!(rule, Rule::Embedding | Rule::Head) && self.options.layout == Layout::Vllm;
+        let padded = is_padded.then(|| layout::padded_vocabulary(stored));
+        let split = match (expert, padded) {
+            _ if self.is_sequence_parallel(name) => Split::WHOLE,
+            (None, Some(rows)) => self.splitter(self.dense).padded(name, stored, rows)?,
+            (None, None) => self.splitter(self.dense).split(rule, name, stored)?,
+            (Some(_), _) if self.options.experts.is_some() => Split::WHOLE,
+            (Some(_), _) => self.splitter(self.sliced).split(rule, name, stored)?,
+        };
+        let stage = match self.vllm_has(name, |vllm| vllm.every_stage) {
+            true => Stage::Every,
+            false => stages.of(name, layer, rule, tied.is_some_and(|tied| tied.of == name)),
+        };
+        let quantization = self.quantization.as_ref();
+        let castable = quantization.is_none_or(|found| found.may_be_cast(name, stored));
+        Ok(RuledTensor {
+            name,
+            stored,
+            split,
+            layer,
+            expert,
+            stage,
+            padded,
+            castable,
+        })
+    }
+
+    /// Whether vLLM splits tokens over the ranks here, and not the weights.
+    fn is_sequence_parallel(&self, name: &str) -> bool {
+        let ShardingOptions {
+            parallel, experts, ..
+        } = self.options;
+        let spread = experts.is_some() && parallel.tensor > 1 && parallel.data > 1;
+        spread && self.vllm_has(name, |vllm| vllm.sequence_parallel)
+    }
+
+    /// Whether a name is covered by patterns that count in vLLM's layout.
+    fn vllm_has(&self, name: &str, patterns: impl Fn(&Vllm) -> &'static [&'static str]) -> bool {
+        let vllm = self.table.and_then(|table| table.vllm);
+        let vllm = vllm.filter(|_| self.options.layout == Layout::Vllm);
+        vllm.is_some_and(|vllm| patterns(vllm).iter().any(|pattern| name::covers(pattern, name)))
+    }
+
+    fn check_coverage(&mut self, checkpoint: &Checkpoint, mut uncovered: Vec<&str>) -> Result<(), RuleError> {
+        if let Some(plan) = self.options.tp_plan.as_ref().filter(|_| self.splits) {
+            let used: Vec<usize> = checkpoint
+                .tensors()
+                .keys()
+                .filter_map(|name| self.patterns.first(name))
+                .collect();
+            let patterns: Vec<String> = plan.unused(&used).map(str::to_owned).take(LISTED).collect();
+            if !patterns.is_empty() {
+                let (names, _) = generic_names(checkpoint);
+                return Err(RuleError::UnusedPatterns { patterns, names });
             }
         }
-        Ok(split)
+        if uncovered.is_empty() {
+            return Ok(());
+        }
+        let more = uncovered.len().saturating_sub(LISTED);
+        uncovered.truncate(LISTED);
+        Err(RuleError::Uncovered {
+            architecture: checkpoint.config().architectures.join(","),
+            tensors: uncovered.into_iter().map(str::to_owned).collect(),
+            more,
+        })
     }
-}
 
-impl World {
-    /// Checks the tensor against what the configuration says of its heads: a wrong number would cut
-    /// through a head without anything else to show for it.
-    fn whole_heads(
-        &self,
-        name: &str,
-        stored: &StoredTensor,
-        heads: u64,
-        of: &'static str,
-    ) -> Result<(), RuleError> {
-        equal(name, stored, 0, heads, of, 1)?;
-        let size = size(name, stored, 0)?;
-        match self.head_dim {
-            Some(head_dim) if heads.checked_mul(head_dim) != Some(size) => Err(RuleError::HeadSize {
-                tensor: name.to_owned(),
-                size,
-                heads,
-                of,
-                head_dim,
-            }),
-            _ => Ok(()),
+    /// Checks that layers have the experts that the configuration states, and ranks enough of them.
+    fn check_experts(&self, tensors: &[RuledTensor<'_>]) -> Result<(), RuleError> {
+        let Some(placement) = self.options.experts.filter(|_| self.splits) else {
+            return Ok(());
+        };
+        if self.options.layout == Layout::Vllm
+            && placement == ExpertPlacement::RoundRobin
+            && self.config.expert_groups.unwrap_or(1) <= 1
+        {
+            return Err(RuleError::UngroupedExperts);
+        }
+        let ranks = Ways::tensor_and_data(&self.options.parallel).count();
+        let mut none = true;
+        for (experts, count, tensor) in experts_of_layers(tensors) {
+            none = false;
+            let stated = self.config.num_experts.unwrap_or(experts);
+            if (experts, count) != (stated, stated) {
+                let tensor = tensor.to_owned();
+                return Err(RuleError::Experts {
+                    tensor,
+                    found: count,
+                    stated: stated.max(experts),
+                });
+            }
+            if experts < ranks {
+                return Err(RuleError::TooFewExperts { experts, ranks });
+            }
+        }
+        match none {
+            true => Err(RuleError::NoExperts),
+            false => Ok(()),
         }
     }
 }
 
-fn equal(
-    name: &str,
-    stored: &StoredTensor,
-    dim: usize,
-    parts: u64,
-    of: &'static str,
-    copies: u32,
-) -> Result<Split, RuleError> {
-    let size = size(name, stored, dim)?;
-    if !size.is_multiple_of(parts) {
-        return Err(RuleError::Indivisible {
-            tensor: name.to_owned(),
-            dim,
-            size,
-            parts,
-            of,
-        });
+/// For each kind of expert tensor in each layer: the number of the last expert and one, how many
+/// there are, and one's name.
+fn experts_of_layers<'a>(tensors: &'a [RuledTensor<'_>]) -> impl Iterator<Item = (u64, u64, &'a str)> {
+    let mut found = BTreeMap::new();
+    for tensor in tensors {
+        let (end, count, kind) = match tensor.expert {
+            None => continue,
+            Some(Expert::One(number)) => (number.saturating_add(1), 1, name::without_expert(tensor.name)),
+            Some(Expert::Stacked) => {
+                let experts = tensor.stored.shape.first().copied().unwrap_or(0);
+                (experts, experts, tensor.name.to_owned())
+            }
+        };
+        let (most, sum, _) = found.entry(kind).or_insert((0, 0, tensor.name));
+        *most = end.max(*most);
+        *sum += count;
     }
-    Ok(Split::Parts {
-        dim,
-        per_rank: size / parts,
-        copies,
-    })
+    found.into_values()
 }
 
-fn size(name: &str, stored: &StoredTensor, dim: usize) -> Result<u64, RuleError> {
-    let lacks = || RuleError::NoDimension {
-        tensor: name.to_owned(),
-        shape: stored.shape.clone(),
-        dim,
-    };
-    stored.shape.get(dim).copied().ok_or_else(lacks)
+fn no_layout(config: &ModelConfig) -> RuleError {
+    RuleError::NoLayout {
+        architecture: config.architectures.join(","),
+        known: known(|table| table.vllm.is_some()),
+    }
+}
+
+fn unknown_architecture(checkpoint: &Checkpoint) -> RuleError {
+    let (names, more) = generic_names(checkpoint);
+    let module = |name: &String| name.rsplit_once('.').map(|(module, _)| module.to_owned());
+    RuleError::UnknownArchitecture {
+        architecture: checkpoint.config().architectures.join(","),
+        example: names
+            .iter()
+            .find_map(module)
+            .unwrap_or_else(|| "model.layers.*.mlp.up_proj".to_owned()),
+        tensors: names,
+        more,
+        known: known(|_| true),
+    }
+}
+
+/// Some of the checkpoint's names with `*` for numbers, those of matrices, and how many more there are.
+fn generic_names(checkpoint: &Checkpoint) -> (Vec<String>, usize) {
+    let matrices = checkpoint
+        .tensors()
+        .iter()
+        .filter(|(_, stored)| stored.shape.len() > 1);
+    let names: BTreeSet<String> = matrices.map(|(name, _)| name::generic(name)).collect();
+    let more = names.len().saturating_sub(LISTED);
+    (names.into_iter().take(LISTED).collect(), more)
+}
+
+fn known(with: impl Fn(&&Table) -> bool) -> String {
+    let tables = TABLES.iter().filter(with);
+    tables
+        .flat_map(|table| table.architectures)
+        .copied()
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn table(config: &ModelConfig) -> Option<&'static Table> {
     match config.architectures.as_slice() {
-        [one] => TABLES.iter().find(|table| table.architecture == one),
+        [one] => TABLES
+            .iter()
+            .find(|table| table.architectures.contains(&one.as_str())),
         _ => None,
-    }
-}
-
-/// The name that is only an alias because embedding and head are tied, and what it stands for.
-fn tied(
-    checkpoint: &Checkpoint,
-    table: Option<&Table>,
-) -> Result<Option<(&'static str, &'static str)>, RuleError> {
-    let (embedding, head) = (
-        checkpoint.tensors().get(EMBEDDING),
-        checkpoint.tensors().get(HEAD),
-    );
-    // A model for classification, reward or embedding has no such head at all, whatever its
-    // configuration inherits.
-    let generates = checkpoint
-        .config()
-        .architectures
-        .iter()
-        .any(|name| name.ends_with("ForCausalLM"));
-    // An architecture whose default is not known is taken to be tied if it has no head of its own.
-    let default = table.map_or(head.is_none(), |table| table.tied_by_default);
-    let tied = checkpoint.config().tie_word_embeddings.unwrap_or(default);
-    if !tied || (head.is_none() && !generates) {
-        return Ok(None);
-    }
-    match (embedding, head) {
-        (Some(embedding), Some(head)) if embedding.shape != head.shape || embedding.dtype != head.dtype => {
-            Err(RuleError::TiedApart {
-                head: HEAD,
-                embedding: EMBEDDING,
-                head_shape: head.shape.clone(),
-                embedding_shape: embedding.shape.clone(),
-            })
-        }
-        (Some(_), _) => Ok(Some((HEAD, EMBEDDING))),
-        (None, Some(_)) => Ok(Some((EMBEDDING, HEAD))),
-        (None, None) => Ok(None),
-    }
-}
-
-/// State that models register as buffers, by the ends of its names.
-fn kind(name: &str) -> TensorKind {
-    const BUFFERS: &[&str] = &[
-        "rotary_emb.inv_freq",
-        "rotary_emb.cos_cached",
-        "rotary_emb.sin_cached",
-        "embeddings.position_ids",
-    ];
-    let ends = |buffer: &&str| {
-        let before = name.strip_suffix(*buffer);
-        before.is_some_and(|before| before.is_empty() || before.ends_with('.'))
-    };
-    if BUFFERS.iter().any(ends) {
-        TensorKind::Buffer
-    } else {
-        TensorKind::Parameter
     }
 }

@@ -1,10 +1,13 @@
 //! Checkpoints made for tests: any config.json, any tensors, bytes that tell where they belong.
 #![allow(dead_code)] // Each test target uses its part.
 
+pub mod execute;
+pub mod generated;
+
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-use weightd_checkpoint::Checkpoint;
+use weightd_checkpoint::{Checkpoint, ShardingOptions};
 use weightd_core::content::DeviceUuid;
 use weightd_core::plan::placement::{Node, Parallel, Placement, place};
 
@@ -19,6 +22,17 @@ pub type Tensor = (String, &'static str, Vec<u64>);
 impl Made {
     /// Writes `config` and each list of tensors as one file, with an index if there are several.
     pub fn new(config: &Value, files: &[Vec<Tensor>]) -> Made {
+        Made::filled(config, files, |name, dtype, elements| {
+            content(name, elements * width(dtype))
+        })
+    }
+
+    /// The same, with the bytes that `bytes` gives for name, type and number of elements.
+    pub fn filled(
+        config: &Value,
+        files: &[Vec<Tensor>],
+        bytes: impl Fn(&str, &str, u64) -> Vec<u8> + Copy,
+    ) -> Made {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
         let mut map = serde_json::Map::new();
@@ -27,7 +41,7 @@ impl Made {
                 1 => "model.safetensors".to_owned(),
                 count => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
             };
-            std::fs::write(dir.path().join(&name), safetensors(tensors)).unwrap();
+            std::fs::write(dir.path().join(&name), safetensors(tensors, bytes)).unwrap();
             map.extend(tensors.iter().map(|(tensor, ..)| (tensor.clone(), json!(name))));
         }
         if files.len() > 1 {
@@ -46,12 +60,15 @@ impl Made {
     }
 }
 
-fn safetensors(tensors: &[Tensor]) -> Vec<u8> {
+fn safetensors(tensors: &[Tensor], bytes: impl Fn(&str, &str, u64) -> Vec<u8>) -> Vec<u8> {
     let mut header = serde_json::Map::new();
     let mut data = Vec::new();
+    // The widest first, so that all are aligned.
+    let mut tensors: Vec<&Tensor> = tensors.iter().collect();
+    tensors.sort_by_key(|(_, dtype, _)| std::cmp::Reverse(width(dtype)));
     for (name, dtype, shape) in tensors {
         let start = data.len();
-        data.extend(content(name, shape.iter().product::<u64>() * width(dtype)));
+        data.extend(bytes(name, dtype, shape.iter().product()));
         header.insert(
             name.clone(),
             json!({ "dtype": dtype, "shape": shape, "data_offsets": [start, data.len()] }),
@@ -65,10 +82,12 @@ fn safetensors(tensors: &[Tensor]) -> Vec<u8> {
     file
 }
 
-fn width(dtype: &str) -> u64 {
+pub fn width(dtype: &str) -> u64 {
     match dtype {
+        "F8_E4M3" | "U8" => 1,
         "BF16" | "F16" => 2,
         "F32" | "I32" => 4,
+        "I64" => 8,
         other => panic!("{other} is not used in tests"),
     }
 }
@@ -173,12 +192,18 @@ pub fn data(name: &str) -> PathBuf {
         .join(name)
 }
 
-pub fn tensor_parallel(tp: u32) -> Parallel {
-    Parallel {
-        tensor: tp,
-        pipeline: 1,
-        data: 1,
-    }
+/// A world of so many tensor parallel ranks.
+pub fn tensor_parallel(tp: u32) -> ShardingOptions {
+    world(tp, 1, 1)
+}
+
+/// A world of these sizes.
+pub fn world(tensor: u32, pipeline: u32, data: u32) -> ShardingOptions {
+    ShardingOptions::new(Parallel {
+        tensor,
+        pipeline,
+        data,
+    })
 }
 
 /// All ranks of a world on one node, each on a device of its own.

@@ -6,6 +6,7 @@ mod report;
 use crate::args::AttachArgs;
 use crate::devices::Finder;
 use crate::error::CliError;
+use crate::models::{Model, models};
 use crate::node::{self, LocalRank};
 use crate::output::say;
 use crate::signals::Signals;
@@ -15,7 +16,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 use weightd_blocking::client::{Attached, ClientError, Engine, attach};
 use weightd_checkpoint::Checkpoint;
-use weightd_core::content::CheckpointId;
+use weightd_core::content::{CheckpointId, Role};
 use weightd_core::machine::{AttachOptions, Fault};
 use weightd_core::time::Span;
 use weightd_gpu::Weights;
@@ -29,8 +30,9 @@ struct Mapped {
 }
 
 pub fn run(args: &AttachArgs) -> Result<ExitCode, CliError> {
-    let ranks = chosen_ranks(args)?;
-    let checkpoint = Checkpoint::open(&args.model.model).map_err(CliError::failure)?;
+    let model = chosen_model(args)?;
+    let ranks: Vec<_> = model.members.iter().map(|(_, rank)| *rank).collect();
+    let checkpoint = model.open()?;
     let dir = wait_for_dir(args)?;
     let identity = checkpoint.identity();
     let mut stand_in = StandIn {
@@ -45,12 +47,12 @@ pub fn run(args: &AttachArgs) -> Result<ExitCode, CliError> {
     let _opened = opened.map_err(CliError::failure)?;
     let mut mapped = Vec::with_capacity(ranks.len());
     for rank in ranks {
-        let attached = attach_rank(args, &dir, &mut stand_in, &identity, &rank)?;
+        let attached = attach_rank(args, &model, &dir, &mut stand_in, &identity, &rank)?;
         mapped.push(Mapped { rank, attached });
     }
     let reports = mapped
         .iter()
-        .map(|mapped| report(args, &checkpoint, mapped))
+        .map(|mapped| report(args, &model, &checkpoint, mapped))
         .collect::<Result<Vec<_>, _>>()?;
     // From the first line on a signal ends what that line says; until then, just this process.
     let signals = args
@@ -67,11 +69,20 @@ pub fn run(args: &AttachArgs) -> Result<ExitCode, CliError> {
     }
 }
 
-fn report(args: &AttachArgs, checkpoint: &Checkpoint, mapped: &Mapped) -> Result<Report, CliError> {
+fn report(
+    args: &AttachArgs,
+    model: &Model,
+    checkpoint: &Checkpoint,
+    mapped: &Mapped,
+) -> Result<Report, CliError> {
     let Mapped { rank, attached } = mapped;
     let mut report = Report::new(rank, attached);
     if args.verify {
-        report.verified = Some(verify(args, checkpoint, rank, &attached.weights)?);
+        let (sharding, coordinates) = (&model.keys.sharding, model.coordinates(rank));
+        let verified = weightd_checkpoint::verify(checkpoint, sharding, coordinates, &attached.weights);
+        let global_rank = rank.placement.global_rank;
+        report.verified =
+            Some(verified.map_err(|error| CliError::Failure(format!("rank {global_rank}: {error}")))?);
     }
     if let Some(dir) = &args.save {
         let path = weightd_checkpoint::save(&attached.weights, &rank.placement, dir);
@@ -91,26 +102,42 @@ fn wait_for_dir(args: &AttachArgs) -> Result<SocketDir, CliError> {
     }
 }
 
-fn chosen_ranks(args: &AttachArgs) -> Result<Vec<LocalRank>, CliError> {
-    let mut ranks = node::local_ranks(&args.model.parallel, args.place.device, Finder::Ourselves)?;
+/// The model to map, with those of this node's ranks that are wanted.
+fn chosen_model(args: &AttachArgs) -> Result<Model, CliError> {
+    let ranks = node::local_ranks(
+        &args.model.sharding.parallel,
+        args.place.device,
+        Finder::Ourselves,
+    )?;
+    let role = if args.draft { Role::Draft } else { Role::Target };
+    let models = models(&args.model, &ranks)?;
+    let model = models.into_iter().find(|model| model.role == role);
+    let mut model = model.ok_or_else(|| {
+        CliError::usage(
+            "there is no draft to map: the method of --speculative-config has none that is cached",
+        )
+    })?;
     if let Some(wanted) = args.ranks.rank {
-        let here: Vec<_> = ranks
+        let global_rank = |rank: &LocalRank| rank.placement.global_rank;
+        let here: Vec<_> = model
+            .members
             .iter()
-            .map(|rank| rank.placement.global_rank.to_string())
+            .map(|(_, rank)| global_rank(rank).to_string())
             .collect();
-        ranks.retain(|rank| rank.placement.global_rank == wanted);
-        if ranks.is_empty() {
-            let here = here.join(", ");
+        model.members.retain(|(_, rank)| global_rank(rank) == wanted);
+        if model.members.is_empty() {
+            let (here, role) = (here.join(", "), role.name());
             return Err(CliError::Usage(format!(
-                "rank {wanted} is not on this node, which has ranks {here}"
+                "rank {wanted} of the {role} is not on this node, which has ranks {here}"
             )));
         }
     }
-    Ok(ranks)
+    Ok(model)
 }
 
 fn attach_rank(
     args: &AttachArgs,
+    model: &Model,
     dir: &SocketDir,
     stand_in: &mut StandIn<'_>,
     identity: &CheckpointId,
@@ -119,15 +146,17 @@ fn attach_rank(
     let socket = node::socket_of(
         dir.path(),
         rank,
-        args.model.parallel.ranks_per_device,
+        model.role,
+        args.model.sharding.parallel.ranks_per_device,
         &args.place,
     )?;
     let identity = CheckpointId {
         digest: stand_in.digest,
         ..identity.clone()
     };
-    let key = node::key_of(&args.model, stand_in.checkpoint, &identity, &rank.placement)?;
+    let key = model.key(stand_in.checkpoint, &identity, rank)?;
     let options = AttachOptions {
+        role: model.role,
         // Without patience, what would send an engine to its disk loader ends the command.
         fallback: args.wait == 0,
         state_timeout: Span::secs(args.wait),
@@ -141,17 +170,6 @@ fn attach_rank(
             other => CliError::Failure(format!("rank {rank}: {other}")),
         }
     })
-}
-
-fn verify(
-    args: &AttachArgs,
-    checkpoint: &Checkpoint,
-    rank: &LocalRank,
-    weights: &Weights,
-) -> Result<weightd_checkpoint::Verified, CliError> {
-    let parallel = node::parallel(&args.model.parallel);
-    weightd_checkpoint::verify(checkpoint, &parallel, rank.placement.tp_rank, weights)
-        .map_err(|error| CliError::Failure(format!("rank {}: {error}", rank.placement.global_rank)))
 }
 
 /// What an engine would bring: its checkpoint, for the digest.

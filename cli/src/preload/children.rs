@@ -1,7 +1,7 @@
 //! The launcher's child processes. They are spawned by exec, get their one descriptor as standard
 //! input, and leave the launcher's session.
 
-use crate::args::{ModelArgs, ParallelArgs, PreloadArgs};
+use crate::args::{ModelArgs, ParallelArgs, PreloadArgs, ShardingArgs};
 use crate::loader::files_argument;
 use clap::ValueEnum;
 use std::ffi::OsString;
@@ -83,8 +83,15 @@ fn loader_args(args: &PreloadArgs) -> Vec<OsString> {
         revision,
         engine_version,
         key_extra,
-        parallel,
+        speculative_config,
+        sharding,
     } = &args.model;
+    let ShardingArgs {
+        dtype,
+        layout,
+        tp_plan,
+        parallel,
+    } = sharding;
     let ParallelArgs {
         tensor_parallel_size,
         pipeline_parallel_size,
@@ -93,6 +100,9 @@ fn loader_args(args: &PreloadArgs) -> Vec<OsString> {
         data_parallel_start_rank,
         nnodes,
         node_rank,
+        enable_expert_parallel,
+        expert_placement_strategy,
+        pp_layer_partition,
         ranks_per_device,
         // Checked already, and nothing is made of them.
         master_addr: _,
@@ -112,6 +122,21 @@ fn loader_args(args: &PreloadArgs) -> Vec<OsString> {
     for (name, value) in key_extra {
         add("key-extra", format!("{name}={value}").into());
     }
+    add("dtype", dtype.name().into());
+    add("layout", layout.name().into());
+    if let Some(config) = speculative_config {
+        add("speculative-config", config.into());
+    }
+    if let Some(plan) = tp_plan {
+        add("tp-plan", plan.into());
+    }
+    add(
+        "expert-placement-strategy",
+        expert_placement_strategy.name().into(),
+    );
+    for layers in pp_layer_partition.iter().flatten() {
+        add("pp-layer-partition", layers.to_string().into());
+    }
     let numbers = [
         ("tensor-parallel-size", Some(*tensor_parallel_size)),
         ("pipeline-parallel-size", Some(*pipeline_parallel_size)),
@@ -129,6 +154,9 @@ fn loader_args(args: &PreloadArgs) -> Vec<OsString> {
     }
     if let Some(device) = args.place.device.to_possible_value() {
         add("device", device.get_name().into());
+    }
+    if *enable_expert_parallel {
+        list.push("--enable-expert-parallel".into());
     }
     list
 }

@@ -50,15 +50,16 @@ pub struct Control {
 }
 
 /// Locks every name, or none.
-pub fn claim(
-    dir: &Path,
-    args: &PreloadArgs,
-    ranks: &[LocalRank],
-    keys: Vec<Key>,
-) -> Result<Daemons, CliError> {
-    let mut claims = Vec::with_capacity(ranks.len());
-    for (rank, key) in ranks.iter().zip(keys) {
-        let socket = node::socket_of(dir, rank, args.model.parallel.ranks_per_device, &args.place)?;
+pub fn claim(dir: &Path, args: &PreloadArgs, members: Vec<(LocalRank, Key)>) -> Result<Daemons, CliError> {
+    let mut claims = Vec::with_capacity(members.len());
+    for (rank, key) in members {
+        let socket = node::socket_of(
+            dir,
+            &rank,
+            key.role,
+            args.model.sharding.parallel.ranks_per_device,
+            &args.place,
+        )?;
         let info = DaemonInfo {
             socket: socket.display().to_string(),
             global_rank: rank.placement.global_rank,

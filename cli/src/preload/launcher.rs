@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 use weightd_blocking::Clock;
 use weightd_blocking::driver::{Driver, Watch};
+use weightd_core::content::Role;
 use weightd_core::machine::{Origin, Vault, VaultEvent};
 use weightd_core::peer::Peer;
-use weightd_core::wire::message::DaemonId;
+use weightd_core::wire::message::{DaemonId, DaemonInfo};
 use weightd_socket::connect::{connect, pair};
 use weightd_socket::credentials::our_uid;
 
@@ -306,8 +307,8 @@ impl Launcher {
     }
 
     fn name(&self, daemon: DaemonId) -> String {
-        let rank = self.driver.machine().info(daemon).map(|info| info.global_rank);
-        rank.map_or_else(|| format!("daemon {daemon}"), |rank| format!("rank {rank}"))
+        let info = self.driver.machine().info(daemon);
+        info.map_or_else(|| format!("daemon {daemon}"), rank_and_role)
     }
 
     fn names(&self, daemons: &[DaemonId]) -> String {
@@ -320,20 +321,18 @@ impl Launcher {
         self.daemons.publish()?;
         self.ready = true;
         for claim in &self.daemons.claims {
-            info!(
-                "rank {}: serving on {}",
-                claim.info.global_rank, claim.info.socket
-            );
+            info!("{}: serving on {}", rank_and_role(&claim.info), claim.info.socket);
         }
-        let parallel = &self.args.model.parallel;
-        let claims = self.daemons.claims.iter();
-        let roles: BTreeSet<_> = claims.map(|claim| claim.info.key.role).collect();
+        let parallel = &self.args.model.sharding.parallel;
+        let keys = || self.daemons.claims.iter().map(|claim| &claim.info.key);
+        let roles: BTreeSet<_> = keys().map(|key| key.role).collect();
+        let ranks = keys().filter(|key| key.role == Role::Target).count();
         // A closed stdout is no reason to stop serving.
         let _ = say(format_args!(
             "READY node {}/{} ranks {} roles {} dir {}",
             parallel.node_rank,
             parallel.nnodes,
-            self.daemons.claims.len(),
+            ranks,
             roles.len(),
             self.dir.display()
         ));
@@ -345,10 +344,10 @@ impl Launcher {
         let last = self.progress.get(&daemon);
         if done < total && last.is_none_or(|last| now.duration_since(*last) >= PROGRESS_EVERY) {
             self.progress.insert(daemon, now);
-            let (name, model) = (self.name(daemon), self.args.model.model.display());
+            let name = self.name(daemon);
             let percent = 100.0 * done as f64 / total.max(1) as f64;
             info!(
-                "{name}: loading {model}, {:.2} of {:.2} GB ({percent:.0} %)",
+                "{name}: loading, {:.2} of {:.2} GB ({percent:.0} %)",
                 done as f64 / 1e9,
                 total as f64 / 1e9
             );
@@ -495,6 +494,16 @@ impl Launcher {
             }
         }
     }
+}
+
+/// For a person: `rank 1`, or `rank 1 draft`.
+fn rank_and_role(info: &DaemonInfo) -> String {
+    let draft = if info.key.role == Role::Draft {
+        " draft"
+    } else {
+        ""
+    };
+    format!("rank {}{draft}", info.global_rank)
 }
 
 impl Drop for Launcher {

@@ -3,7 +3,7 @@
 use crate::harness::Site;
 use std::path::{Path, PathBuf};
 use weightd_blocking::client::{Attached, Engine, attach};
-use weightd_checkpoint::{Checkpoint, KeyOptions, Rank};
+use weightd_checkpoint::{Checkpoint, KeyOptions, Rank, ShardingOptions};
 use weightd_core::content::{Key, Role};
 use weightd_core::machine::{AttachOptions, Fault};
 use weightd_core::plan::placement::Parallel;
@@ -20,13 +20,20 @@ pub fn map(site: &Site, model: &Path, tp: u32) -> Attached {
     attach(&socket, options, key(model, tp), &mut Mapper).unwrap()
 }
 
+/// Why an engine of `role` with `key` gets nothing at `socket`.
+#[track_caller]
+pub fn refused(socket: &Path, key: Key, role: Role) -> String {
+    let options = AttachOptions {
+        role,
+        ..AttachOptions::new(our_uid().unwrap())
+    };
+    attach(socket, options, key, &mut Mapper).unwrap_err().to_string()
+}
+
 /// The key of rank 0, without options.
 pub fn key(model: &Path, tp: u32) -> Key {
     let checkpoint = Checkpoint::open(model).unwrap();
-    let options = KeyOptions {
-        tp_size: tp,
-        ..KeyOptions::default()
-    };
+    let options = KeyOptions::new(sharding(tp));
     let rank = Rank { dp: 0, pp: 0, tp: 0 };
     options
         .key(&checkpoint, checkpoint.identity(), rank, Role::Target)
@@ -37,13 +44,16 @@ pub fn key(model: &Path, tp: u32) -> Key {
 #[track_caller]
 pub fn assert_intact(attached: &Attached, model: &Path, tp: u32) {
     let checkpoint = Checkpoint::open(model).unwrap();
-    let parallel = Parallel {
+    let verified = weightd_checkpoint::verify(&checkpoint, &sharding(tp), Rank::default(), &attached.weights);
+    assert!(verified.unwrap().bytes > 0);
+}
+
+fn sharding(tp: u32) -> ShardingOptions {
+    ShardingOptions::new(Parallel {
         tensor: tp,
         pipeline: 1,
         data: 1,
-    };
-    let verified = weightd_checkpoint::verify(&checkpoint, &parallel, 0, &attached.weights).unwrap();
-    assert!(verified.bytes > 0);
+    })
 }
 
 struct Mapper;

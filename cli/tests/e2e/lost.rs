@@ -13,10 +13,11 @@ use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 use weightd_blocking::channel::Channel;
 use weightd_blocking::request::request;
-use weightd_checkpoint::{Checkpoint, KeyOptions, Rank};
+use weightd_checkpoint::{Checkpoint, KeyOptions, Rank, ShardingOptions};
 use weightd_core::content::manifest::{ManifestBuilder, Region};
 use weightd_core::content::{DeviceUuid, Generation, HandleKind, Key, Role};
 use weightd_core::machine::PublishEvent;
+use weightd_core::plan::placement::Parallel;
 use weightd_core::time::Span;
 use weightd_core::wire::frame::{HEADER_BYTES, Header};
 use weightd_core::wire::message::{
@@ -178,10 +179,12 @@ fn published_by_us(
     let checkpoint = Checkpoint::open(model).unwrap();
     let digest = checkpoint.digest(None).unwrap();
     for daemon in 0..2 {
-        let options = KeyOptions {
-            dp_size: 2,
-            ..KeyOptions::default()
+        let world = Parallel {
+            tensor: 1,
+            pipeline: 1,
+            data: 2,
         };
+        let options = KeyOptions::new(ShardingOptions::new(world));
         let rank = Rank {
             dp: daemon,
             pp: 0,

@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod checkpoints;
+mod draft;
 mod engine;
 mod gpu;
 mod harness;
@@ -12,6 +13,7 @@ mod hostile;
 mod key;
 mod launcher_killed;
 mod launchers;
+mod layouts;
 mod lost;
 mod plan;
 mod release;

@@ -1,27 +1,30 @@
 //! Loading into device memory, verifying what is mapped, and saving it.
 
+#[path = "../made/mod.rs"]
 mod made;
+mod verify;
 
-use made::{Decoder, Made, SMALL, data, tensor_parallel};
+use made::{SMALL, data, tensor_parallel, world};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use serde_json::json;
 use std::num::NonZero;
 use std::path::Path;
 use weightd_checkpoint::{
-    Checkpoint, CheckpointError, LoadError, LoadOptions, Loaded, NodePlan, Progress, VerifyError, load, save,
-    verify,
+    Checkpoint, CheckpointError, LoadError, LoadOptions, Loaded, NodePlan, Progress, Rank, ShardingOptions,
+    load, save,
 };
 use weightd_core::content::manifest::{ManifestBuilder, Region, TensorKind, TensorSpec};
 use weightd_core::content::{DeviceUuid, Dtype, HandleKind};
-use weightd_core::plan::placement::{Node, Parallel, Placement, place};
+use weightd_core::plan::placement::{Node, Placement, place};
 use weightd_gpu::{Device, DeviceKind, Mapping, MemoryError, Weights};
 
 fn try_load(
     checkpoint: &Checkpoint,
-    parallel: &Parallel,
+    sharding: &ShardingOptions,
     options: &LoadOptions,
 ) -> Result<Loaded, LoadError> {
+    let parallel = &sharding.parallel;
     let placements = place(parallel, &Node::single(parallel.data)).unwrap();
     let devices: Vec<Device> = placements
         .iter()
@@ -31,7 +34,7 @@ fn try_load(
         .into_iter()
         .zip(devices.iter().map(Device::uuid))
         .collect();
-    let plan = NodePlan::new(checkpoint, parallel, &ranks, HandleKind::Memfd).unwrap();
+    let plan = NodePlan::new(checkpoint, sharding, &ranks, HandleKind::Memfd).unwrap();
     let progress = Progress::new(&plan);
     let loaded = load(checkpoint, &plan, &devices, options, None, &progress)?;
     assert!(
@@ -75,8 +78,13 @@ fn what_is_loaded_is_what_the_checkpoint_holds_for_each_rank() {
         for tp in [1, 2, 4] {
             let mut bytes = 0;
             for (placement, weights) in mapped(&checkpoint, tp) {
-                let verified =
-                    verify(&checkpoint, &tensor_parallel(tp), placement.tp_rank, &weights).unwrap();
+                let verified = weightd_checkpoint::verify(
+                    &checkpoint,
+                    &tensor_parallel(tp),
+                    Rank::of(&placement),
+                    &weights,
+                )
+                .unwrap();
                 assert_eq!((verified.tensors, verified.aliases), (tensors, aliases), "{name}");
                 bytes += verified.bytes;
             }
@@ -90,11 +98,7 @@ fn each_byte_is_read_once_whatever_the_number_of_ranks() {
     for name in ["llama", "qwen3"] {
         let checkpoint = Checkpoint::open(&data(name)).unwrap();
         for (tp, dp) in [(1, 1), (4, 1), (2, 3)] {
-            let parallel = Parallel {
-                data: dp,
-                ..tensor_parallel(tp)
-            };
-            let stats = try_load(&checkpoint, &parallel, &LoadOptions::of(DeviceKind::Cpu))
+            let stats = try_load(&checkpoint, &world(tp, 1, dp), &LoadOptions::of(DeviceKind::Cpu))
                 .unwrap()
                 .stats;
             assert_eq!(stats.bytes_read, stored_bytes(&checkpoint));
@@ -139,7 +143,8 @@ fn a_checkpoint_that_is_not_cached_is_read_past_the_cache_unless_it_is_shared() 
             false => eprintln!("skipped: files cannot be evicted, or have no O_DIRECT, here"),
         }
         for (placement, weights) in map(loaded) {
-            verify(&checkpoint, &tensor_parallel(2), placement.tp_rank, &weights).unwrap();
+            weightd_checkpoint::verify(&checkpoint, &tensor_parallel(2), Rank::of(&placement), &weights)
+                .unwrap();
         }
     }
 }
@@ -242,104 +247,6 @@ fn a_model_larger_than_the_machine_is_refused_before_it_is_read() {
     );
 }
 
-/// Loads `loaded` as it would be served, and compares it with `checkpoint`.
-fn compare(loaded: &Made, checkpoint: &Made) -> Result<(), VerifyError> {
-    for (placement, weights) in mapped(&loaded.open(), 2) {
-        verify(
-            &checkpoint.open(),
-            &tensor_parallel(2),
-            placement.tp_rank,
-            &weights,
-        )?;
-    }
-    Ok(())
-}
-
-#[test]
-fn verification_finds_every_kind_of_difference() {
-    let good = SMALL.make();
-    assert!(compare(&good, &SMALL.make()).is_ok());
-
-    let altered = SMALL.make();
-    let (path, last) = {
-        let checkpoint = altered.open();
-        let tensor = &checkpoint.tensors()["model.layers.1.mlp.down_proj.weight"];
-        (
-            checkpoint.files()[tensor.file].path.clone(),
-            tensor.offset + tensor.bytes - 1,
-        )
-    };
-    let mut bytes = std::fs::read(&path).unwrap();
-    bytes[last as usize] ^= 1;
-    std::fs::write(&path, bytes).unwrap();
-    match compare(&altered, &good).unwrap_err() {
-        VerifyError::Differs {
-            tensor,
-            at,
-            mapped,
-            stored,
-            ..
-        } => {
-            assert_eq!(tensor, "model.layers.1.mlp.down_proj.weight");
-            assert_eq!(
-                (at, mapped ^ stored),
-                (24 * 20 * 2 - 1, 1),
-                "the last byte of rank 1's half"
-            );
-        }
-        other => panic!("{other}"),
-    }
-
-    let with = |change: &dyn Fn(&mut Vec<made::Tensor>)| {
-        let mut tensors = SMALL.tensors();
-        change(&mut tensors);
-        Made::new(&SMALL.config(), &[tensors])
-    };
-    let more = with(&|tensors| {
-        tensors.push((
-            "model.layers.0.self_attn.rotary_emb.inv_freq".into(),
-            "F32",
-            vec![4],
-        ))
-    });
-    assert!(matches!(compare(&good, &more), Err(VerifyError::Missing { names }) if names.len() == 1));
-    assert!(matches!(compare(&more, &good), Err(VerifyError::Unexpected { names }) if names.len() == 1));
-    let typed = with(&|tensors| tensors[3].1 = "F16");
-    assert!(matches!(
-        compare(&typed, &good),
-        Err(VerifyError::Dtype {
-            mapped: Dtype::F16,
-            stored: Dtype::BF16,
-            ..
-        })
-    ));
-    let narrow = Decoder {
-        intermediate: 38,
-        ..SMALL
-    }
-    .make();
-    assert!(matches!(compare(&narrow, &good), Err(VerifyError::Shape { .. })));
-
-    let mut config = SMALL.config();
-    config["tie_word_embeddings"] = json!(true);
-    let tied = Made::new(&config, &[SMALL.tensors()]);
-    assert!(
-        matches!(compare(&good, &tied), Err(VerifyError::Missing { names }) if names == ["lm_head.weight"])
-    );
-    assert!(
-        matches!(compare(&tied, &good), Err(VerifyError::Missing { names }) if names == ["lm_head.weight"])
-    );
-}
-
-#[test]
-fn the_weights_of_another_rank_do_not_verify() {
-    let made = SMALL.make();
-    let checkpoint = made.open();
-    let ranks = mapped(&checkpoint, 2);
-    let error = verify(&checkpoint, &tensor_parallel(2), 0, &ranks[1].1).unwrap_err();
-    assert!(matches!(error, VerifyError::Differs { .. }), "{error}");
-}
-
 #[test]
 fn saved_weights_are_those_that_were_mapped() {
     let checkpoint = Checkpoint::open(&data("qwen3")).unwrap();
@@ -413,7 +320,7 @@ fn strided_views_are_saved_as_their_elements_in_order() {
     let weights = Weights::new(builder.finish().unwrap(), vec![mapping]).unwrap();
 
     let dir = tempfile::tempdir().unwrap();
-    let rank = place(&tensor_parallel(1), &Node::single(1)).unwrap()[0];
+    let rank = place(&tensor_parallel(1).parallel, &Node::single(1)).unwrap()[0];
     let file = std::fs::read(save(&weights, &rank, dir.path()).unwrap()).unwrap();
     let saved = SafeTensors::deserialize(&file).unwrap();
     let columns = saved.tensor("columns").unwrap();
@@ -427,7 +334,7 @@ fn strided_views_are_saved_as_their_elements_in_order() {
 #[test]
 fn a_directory_that_cannot_be_made_is_named() {
     let (_, weights) = mapped(&Checkpoint::open(&data("llama")).unwrap(), 1).remove(0);
-    let rank = place(&tensor_parallel(1), &Node::single(1)).unwrap()[0];
+    let rank = place(&tensor_parallel(1).parallel, &Node::single(1)).unwrap()[0];
     let error = save(&weights, &rank, Path::new("/dev/null/weights")).unwrap_err();
     assert!(
         error.to_string().starts_with("/dev/null/weights: cannot save"),
@@ -450,7 +357,7 @@ proptest! {
         let loaded = try_load(&checkpoint, &tensor_parallel(tp), &options).unwrap();
         prop_assert_eq!(loaded.stats.bytes_read, stored_bytes(&checkpoint));
         for (placement, weights) in map(loaded) {
-            verify(&checkpoint, &tensor_parallel(tp), placement.tp_rank, &weights).unwrap();
+            weightd_checkpoint::verify(&checkpoint, &tensor_parallel(tp), Rank::of(&placement), &weights).unwrap();
         }
     }
 }

@@ -1,0 +1,650 @@
+//! Quantized weights: which dimension of each stored tensor goes along with which of the layer's.
+//!
+//! A layer has `out` outputs and `in` inputs. A method stores it as several tensors; each dimension of
+//! theirs counts outputs or inputs, one by one, in packs or in blocks. That is all that splitting needs
+//! to know, so it is all that is said of a method here.
+
+use super::name::Expert;
+use super::{RuleError, name};
+use crate::{Checkpoint, StoredTensor};
+use serde_json::Value;
+use std::collections::HashMap;
+
+/// How a method stores a layer.
+#[derive(Debug)]
+pub(super) struct Method {
+    /// `quant_method` in the configuration.
+    pub names: &'static [&'static str],
+    /// What the configuration has to say beside the name, where that decides: a field and its values,
+    /// the first of which counts where it says nothing.
+    pub variant: Option<(&'static str, &'static [&'static str])>,
+    /// The bits of what elements are packed into.
+    container: u64,
+    /// The bits of an element, where the configuration does not say it.
+    bits: Option<u64>,
+    /// The inputs of a block, where the configuration does not say it.
+    block: Option<u64>,
+    pub fields: &'static [Field],
+}
+
+/// One of the tensors that a layer is stored as.
+#[derive(Debug)]
+pub(super) struct Field {
+    /// How its name ends: after the layer's name and a dot, or as it stands here.
+    suffix: &'static str,
+    out: Axis,
+    input: Axis,
+}
+
+/// The dimension that goes along with one of the layer's. Those before it that count experts are not
+/// counted.
+#[derive(Clone, Copy, Debug)]
+enum Axis {
+    /// None does: it is the same for all parts.
+    Same,
+    /// One element for each.
+    Each(usize),
+    /// One element of the container for as many as it holds.
+    Packs(usize),
+    /// One element for each block.
+    Blocks(usize),
+}
+use Axis::{Blocks, Each, Packs, Same};
+
+/// The methods whose layers can be split.
+const METHODS: &[Method] = &[
+    Method {
+        names: &["gptq"],
+        variant: Some(("checkpoint_format", &["gptq", "gptq_v2"])),
+        container: 32,
+        bits: None,
+        block: None,
+        fields: &[
+            Field {
+                suffix: "qweight",
+                out: Each(1),
+                input: Packs(0),
+            },
+            Field {
+                suffix: "qzeros",
+                out: Packs(1),
+                input: Blocks(0),
+            },
+            Field {
+                suffix: "scales",
+                out: Each(1),
+                input: Blocks(0),
+            },
+            Field {
+                suffix: "g_idx",
+                out: Same,
+                input: Each(0),
+            },
+        ],
+    },
+    Method {
+        names: &["awq"],
+        variant: Some(("version", &["gemm", "GEMM"])),
+        container: 32,
+        bits: None,
+        block: None,
+        fields: &[
+            Field {
+                suffix: "qweight",
+                out: Packs(1),
+                input: Each(0),
+            },
+            Field {
+                suffix: "qzeros",
+                out: Packs(1),
+                input: Blocks(0),
+            },
+            Field {
+                suffix: "scales",
+                out: Each(1),
+                input: Blocks(0),
+            },
+        ],
+    },
+    Method {
+        names: &["fp8", "fbgemm_fp8"],
+        variant: None,
+        container: 8,
+        bits: Some(8),
+        block: None,
+        fields: PLAIN,
+    },
+    Method {
+        names: &["compressed-tensors"],
+        variant: Some((
+            "format",
+            &["dense", "int-quantized", "float-quantized", "naive-quantized"],
+        )),
+        container: 8,
+        bits: Some(8),
+        block: None,
+        fields: PLAIN,
+    },
+    Method {
+        names: &["compressed-tensors"],
+        variant: Some(("format", &["pack-quantized"])),
+        container: 32,
+        bits: None,
+        block: None,
+        fields: PACKED,
+    },
+    Method {
+        names: &["compressed-tensors"],
+        variant: Some(("format", &["nvfp4-pack-quantized"])),
+        container: 8,
+        bits: Some(4),
+        block: Some(16),
+        fields: PACKED,
+    },
+    Method {
+        names: &["compressed-tensors"],
+        variant: Some(("format", &["mxfp4-pack-quantized"])),
+        container: 8,
+        bits: Some(4),
+        block: Some(32),
+        fields: PACKED,
+    },
+    Method {
+        names: &["modelopt", "modelopt_fp8"],
+        variant: Some(("quant_algo", &["FP8"])),
+        container: 8,
+        bits: Some(8),
+        block: None,
+        fields: PLAIN,
+    },
+    Method {
+        names: &["modelopt", "modelopt_fp4"],
+        variant: Some(("quant_algo", &["NVFP4"])),
+        container: 8,
+        bits: Some(4),
+        block: Some(16),
+        fields: &[
+            Field {
+                suffix: "weight",
+                out: Each(0),
+                input: Packs(1),
+            },
+            Field {
+                suffix: "weight_scale",
+                out: Each(0),
+                input: Blocks(1),
+            },
+            Field {
+                suffix: "weight_scale_2",
+                out: Same,
+                input: Same,
+            },
+            Field {
+                suffix: "input_scale",
+                out: Same,
+                input: Same,
+            },
+        ],
+    },
+    Method {
+        names: &["mxfp4"],
+        variant: None,
+        container: 8,
+        bits: Some(4),
+        block: Some(32),
+        // The elements of a block are one more dimension.
+        fields: &[
+            Field {
+                suffix: "_blocks",
+                out: Each(0),
+                input: Blocks(1),
+            },
+            Field {
+                suffix: "_scales",
+                out: Each(0),
+                input: Blocks(1),
+            },
+        ],
+    },
+];
+
+/// An element for each weight. Scales are for a tensor, for each output, or for blocks.
+const PLAIN: &[Field] = &[
+    Field {
+        suffix: "weight",
+        out: Each(0),
+        input: Each(1),
+    },
+    Field {
+        suffix: "weight_scale",
+        out: Blocks(0),
+        input: Blocks(1),
+    },
+    Field {
+        suffix: "weight_scale_inv",
+        out: Blocks(0),
+        input: Blocks(1),
+    },
+    Field {
+        suffix: "weight_zero_point",
+        out: Blocks(0),
+        input: Blocks(1),
+    },
+    Field {
+        suffix: "weight_g_idx",
+        out: Same,
+        input: Each(0),
+    },
+    Field {
+        suffix: "input_scale",
+        out: Same,
+        input: Same,
+    },
+    Field {
+        suffix: "input_zero_point",
+        out: Same,
+        input: Same,
+    },
+];
+
+/// Packed along the inputs; zero points along the outputs.
+const PACKED: &[Field] = &[
+    Field {
+        suffix: "weight_packed",
+        out: Each(0),
+        input: Packs(1),
+    },
+    Field {
+        suffix: "weight_scale",
+        out: Each(0),
+        input: Blocks(1),
+    },
+    Field {
+        suffix: "weight_zero_point",
+        out: Packs(0),
+        input: Blocks(1),
+    },
+    Field {
+        suffix: "weight_g_idx",
+        out: Same,
+        input: Each(0),
+    },
+    Field {
+        suffix: "weight_shape",
+        out: Same,
+        input: Same,
+    },
+    Field {
+        suffix: "weight_global_scale",
+        out: Same,
+        input: Same,
+    },
+    Field {
+        suffix: "input_global_scale",
+        out: Same,
+        input: Same,
+    },
+    Field {
+        suffix: "input_scale",
+        out: Same,
+        input: Same,
+    },
+];
+
+/// Methods of which no more is known than that they are: served as they are stored, never split.
+const WHOLE: &[&str] = &[
+    "aqlm",
+    "auto-round",
+    "bitblas",
+    "bitnet",
+    "bitsandbytes",
+    "eetq",
+    "fp_quant",
+    "higgs",
+    "hqq",
+    "quanto",
+    "quark",
+    "quip",
+    "spqr",
+    "torchao",
+    "vptq",
+];
+
+/// The quantization of a checkpoint.
+#[derive(Debug)]
+pub(super) struct Quantization<'a> {
+    /// As the configuration names it.
+    pub name: &'a str,
+    /// Where it is one whose layers can be split.
+    method: Option<&'static Method>,
+    /// Elements of a pack, and the elements of the container that it takes.
+    pack: Option<Unit>,
+    /// Outputs and inputs of a block; 0 for all of them.
+    block: [u64; 2],
+    /// Whether blocks are of inputs in another order than they are stored in.
+    act_order: bool,
+    /// Outputs and inputs of every layer, by the beginning of its tensors' names.
+    layers: HashMap<&'a str, [u64; 2]>,
+}
+
+/// So many of a layer's outputs or inputs are so many stored elements, and cannot be parted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unit {
+    pub of: u64,
+    pub stored: u64,
+}
+
+/// The dimension of a stored tensor that goes along with a layer's outputs or inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Dimension {
+    pub dim: usize,
+    /// How many outputs or inputs the layer has.
+    pub size: u64,
+    pub unit: Unit,
+}
+
+/// What a stored tensor has of its layer's dimensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Dimensions {
+    pub out: Option<Dimension>,
+    pub input: Option<Dimension>,
+}
+
+impl<'a> Quantization<'a> {
+    /// What the configuration says; none where weights are not quantized. Unless something `splits`, only
+    /// the method matters.
+    pub fn of(checkpoint: &'a Checkpoint, splits: bool) -> Result<Option<Quantization<'a>>, RuleError> {
+        let Some(config) = &checkpoint.config().quantization_config else {
+            return Ok(None);
+        };
+        let name = checkpoint.config().quant_method().unwrap_or_default();
+        let method = method(config, name)?;
+        let mut found = Quantization {
+            name,
+            method,
+            pack: None,
+            block: [1, 0],
+            act_order: false,
+            layers: HashMap::new(),
+        };
+        let Some(method) = method.filter(|_| splits) else {
+            return Ok(Some(found));
+        };
+        let numbers = Numbers { config, name };
+        let bits = method.bits.map_or_else(
+            || numbers.one(&["bits", "w_bit", "num_bits"]),
+            |bits| Ok(Some(bits)),
+        )?;
+        found.pack = bits
+            .filter(|bits| (1..=method.container).contains(bits))
+            .map(|bits| {
+                let common = gcd(bits, method.container);
+                Unit {
+                    of: method.container / common,
+                    stored: bits / common,
+                }
+            });
+        found.block = match (method.block, numbers.blocks()?) {
+            (Some(inputs), _) => [1, inputs],
+            (None, Some(blocks)) => blocks,
+            (None, None) => [1, numbers.one(&["group_size", "q_group_size"])?.unwrap_or(0)],
+        };
+        found.act_order = numbers.act_order();
+        found.layers = found.layers_of(checkpoint, method)?;
+        Ok(Some(found))
+    }
+
+    /// Why the layers cannot be held as vLLM's modules do.
+    pub fn refuse_layout(&self, checkpoint: &Checkpoint) -> RuleError {
+        let quantized = checkpoint
+            .tensors()
+            .iter()
+            .find(|(name, stored)| self.field(name, stored).is_some());
+        let first = quantized.or_else(|| checkpoint.tensors().iter().next());
+        RuleError::QuantizedLayout {
+            tensor: first.map_or("the checkpoint", |(name, _)| name).to_owned(),
+            method: self.name.to_owned(),
+        }
+    }
+
+    /// The dimensions of a stored tensor; none where it is not one of a quantized layer, but, say, a
+    /// bias, or the weight of a layer that is left as it was.
+    pub fn dimensions(&self, tensor: &str, stored: &StoredTensor) -> Result<Option<Dimensions>, RuleError> {
+        let Some((layer, field)) = self.field(tensor, stored) else {
+            return Ok(None);
+        };
+        let dimension = |axis: Axis, which: usize| {
+            let (Each(at) | Packs(at) | Blocks(at)) = axis else {
+                return Ok(None);
+            };
+            let dim = at + lead(tensor);
+            // One for all of them.
+            let Some(&found) = stored.shape.get(dim).filter(|&&found| found != 1) else {
+                return Ok(None);
+            };
+            let size = self.layers.get(layer).map(|sizes| sizes[which]).ok_or_else(|| {
+                RuleError::QuantizedAlone {
+                    tensor: tensor.to_owned(),
+                    method: self.name.to_owned(),
+                }
+            })?;
+            let unit = self.unit(axis, which, size)?;
+            let expected = size.div_ceil(unit.of) * unit.stored;
+            if found != expected {
+                let (tensor, method) = (tensor.to_owned(), self.name.to_owned());
+                return Err(RuleError::QuantizedShape {
+                    tensor,
+                    method,
+                    dim,
+                    found,
+                    expected,
+                });
+            }
+            Ok(Some(Dimension { dim, size, unit }))
+        };
+        Ok(Some(Dimensions {
+            out: dimension(field.out, 0)?,
+            input: dimension(field.input, 1)?,
+        }))
+    }
+
+    /// Whether the inputs of this tensor's blocks are anywhere in the layer.
+    pub fn is_act_ordered(&self, tensor: &str, stored: &StoredTensor) -> bool {
+        let blocks = self
+            .field(tensor, stored)
+            .is_some_and(|(_, field)| matches!(field.input, Blocks(_)));
+        self.act_order && blocks
+    }
+
+    /// Whether a type that was asked for is for this tensor: never for what belongs to a quantized layer.
+    pub fn may_be_cast(&self, tensor: &str, stored: &StoredTensor) -> bool {
+        is_weight_or_bias(tensor) && self.field(tensor, stored).is_none()
+    }
+
+    /// Whether it is known how this tensor goes along with its layer.
+    pub fn is_known(&self, tensor: &str, stored: &StoredTensor) -> bool {
+        self.method.is_some() && (is_weight_or_bias(tensor) || self.field(tensor, stored).is_some())
+    }
+
+    fn field<'t>(&self, tensor: &'t str, stored: &StoredTensor) -> Option<(&'t str, &'static Field)> {
+        let fields = self.method?.fields;
+        fields.iter().find_map(|field| {
+            let layer = match field.suffix.strip_prefix('_') {
+                Some(_) => tensor.strip_suffix(field.suffix)?,
+                None => tensor.strip_suffix(field.suffix)?.strip_suffix('.')?,
+            };
+            // A layer that was left as it was.
+            let is_plain = field.suffix == "weight" && is_float(stored);
+            (!is_plain).then_some((layer, field))
+        })
+    }
+
+    fn layers_of(
+        &self,
+        checkpoint: &'a Checkpoint,
+        method: &Method,
+    ) -> Result<HashMap<&'a str, [u64; 2]>, RuleError> {
+        let main = &method.fields[0];
+        let mut layers = HashMap::new();
+        for (tensor, stored) in checkpoint.tensors() {
+            let Some((layer, field)) = self.field(tensor, stored) else {
+                continue;
+            };
+            if field.suffix != main.suffix {
+                continue;
+            }
+            let size = |axis: Axis, which: usize| -> Result<u64, RuleError> {
+                let (Each(at) | Packs(at) | Blocks(at)) = axis else {
+                    return Ok(0);
+                };
+                let found = stored.shape.get(at + lead(tensor)).copied().unwrap_or(1);
+                let unit = self.unit(axis, which, found)?;
+                Ok(found / unit.stored.max(1) * unit.of)
+            };
+            layers.insert(layer, [size(main.out, 0)?, size(main.input, 1)?]);
+        }
+        Ok(layers)
+    }
+
+    /// What cannot be parted along one of a layer's dimensions.
+    fn unit(&self, axis: Axis, which: usize, size: u64) -> Result<Unit, RuleError> {
+        let lacks = || RuleError::QuantizationLacks {
+            method: self.name.to_owned(),
+            what: "bits",
+        };
+        match axis {
+            Same | Each(_) => Ok(Unit { of: 1, stored: 1 }),
+            Packs(_) => self.pack.ok_or_else(lacks),
+            Blocks(_) => match self.block[which] {
+                0 => Ok(Unit {
+                    of: size.max(1),
+                    stored: 1,
+                }),
+                block => Ok(Unit { of: block, stored: 1 }),
+            },
+        }
+    }
+}
+
+/// Whether the name is one that tensors have which are not quantized.
+fn is_weight_or_bias(tensor: &str) -> bool {
+    let last = tensor.rsplit('.').next().unwrap_or(tensor);
+    ["weight", "bias", "sinks"].contains(&last) || last.ends_with("_bias")
+}
+
+/// How many dimensions count experts.
+fn lead(tensor: &str) -> usize {
+    usize::from(name::expert(tensor) == Some(Expert::Stacked))
+}
+
+fn is_float(stored: &StoredTensor) -> bool {
+    use weightd_core::content::Dtype;
+    matches!(stored.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F64)
+}
+
+/// The method of a configuration, where its layers can be split.
+fn method(config: &Value, name: &str) -> Result<Option<&'static Method>, RuleError> {
+    let named = |method: &&Method| method.names.contains(&name);
+    let Some(first) = METHODS.iter().find(named) else {
+        return match WHOLE.contains(&name) {
+            true => Ok(None),
+            false => Err(RuleError::UnknownQuantization {
+                method: name.to_owned(),
+                known: known(),
+            }),
+        };
+    };
+    let matches = |method: &&Method| {
+        let (Some((field, values)), Some((_, default))) = (method.variant, first.variant) else {
+            return true;
+        };
+        let value = config.get(field).and_then(Value::as_str);
+        values.contains(&value.unwrap_or(default[0]))
+    };
+    Ok(METHODS.iter().filter(named).find(matches))
+}
+
+fn known() -> String {
+    let mut names: Vec<_> = METHODS
+        .iter()
+        .flat_map(|method| method.names)
+        .chain(WHOLE)
+        .copied()
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names.join(", ")
+}
+
+/// Numbers in a quantization configuration, at its top or in its groups.
+struct Numbers<'a> {
+    config: &'a Value,
+    name: &'a str,
+}
+
+impl Numbers<'_> {
+    /// All values of the fields with these names.
+    fn all<'v>(&'v self, fields: &'v [&'static str]) -> impl Iterator<Item = (&'static str, &'v Value)> {
+        let groups = self.config.get("config_groups").and_then(Value::as_object);
+        let groups = groups.into_iter().flat_map(|groups| groups.values());
+        let weights = groups.filter_map(|group| group.get("weights"));
+        let places = std::iter::once(self.config).chain(weights);
+        places.flat_map(move |place| {
+            let found = fields
+                .iter()
+                .filter_map(|field| Some((*field, place.get(field)?)));
+            found.filter(|(_, value)| !value.is_null())
+        })
+    }
+
+    /// The number that all say; -1 for none.
+    fn one(&self, fields: &[&'static str]) -> Result<Option<u64>, RuleError> {
+        let mut found = None;
+        for (field, value) in self.all(fields) {
+            let number = match value.as_i64() {
+                Some(-1) => 0,
+                Some(number @ 1..=0xffff_ffff) => number as u64,
+                _ => return Err(self.unusable(field, value)),
+            };
+            match found {
+                Some(other) if other != number => return Err(self.unusable(field, value)),
+                _ => found = Some(number),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Outputs and inputs of a block.
+    fn blocks(&self) -> Result<Option<[u64; 2]>, RuleError> {
+        let mut found = None;
+        for (field, value) in self.all(&["weight_block_size", "block_structure"]) {
+            let numbers: Option<Vec<u64>> = value
+                .as_array()
+                .and_then(|list| list.iter().map(Value::as_u64).collect());
+            match (numbers.as_deref(), found) {
+                (Some(&[out, input]), None) if out > 0 && input > 0 => found = Some([out, input]),
+                (Some(&[out, input]), Some(other)) if other == [out, input] => {}
+                _ => return Err(self.unusable(field, value)),
+            }
+        }
+        Ok(found)
+    }
+
+    fn act_order(&self) -> bool {
+        let ordered = |value: &Value| value.as_bool() == Some(true) || value.as_str() == Some("group");
+        self.all(&["desc_act", "actorder"])
+            .any(|(_, value)| ordered(value))
+    }
+
+    fn unusable(&self, field: &'static str, value: &Value) -> RuleError {
+        RuleError::QuantizationField {
+            method: self.name.to_owned(),
+            field,
+            value: value.to_string().chars().take(100).collect(),
+        }
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}

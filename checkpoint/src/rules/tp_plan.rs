@@ -1,0 +1,253 @@
+//! Rules that a user passes: a tensor parallel plan as Hugging Face transformers has them.
+
+use super::name;
+use super::rule::{Rule, STYLES};
+use serde_json::Value;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// Patterns and their styles, as in the `tp_plan` of a transformers model: `{"model.layers.*.mlp.up_proj":
+/// "colwise", ...}`. `*` stands for a number. Names that the plan does not cover are whole on every
+/// rank, as they are in transformers.
+///
+/// Patterns of a base model, without the leading `model.`, are understood too. Where several cover a
+/// tensor, the longest counts. `colwise` keeps heads whole where the module is `q_proj`, `k_proj` or
+/// `v_proj`. Beyond the styles of transformers there are `replicated`, `qkv_colwise` for fused
+/// projections, and `heads_colwise` for parts of whole query heads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TpPlan {
+    /// Longest pattern first.
+    rules: Vec<(String, Rule)>,
+    hash: [u8; 32],
+}
+
+/// Why a file is no tensor parallel plan.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {fault}", .path.display())]
+pub struct TpPlanError {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub fault: TpPlanFault,
+}
+
+/// What is wrong with a tensor parallel plan.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // The fields are what the messages say.
+pub enum TpPlanFault {
+    /// The file cannot be read.
+    #[error("cannot read the tensor parallel plan: {0}")]
+    Io(#[from] std::io::Error),
+    /// Larger than any plan.
+    #[error("more than {} bytes: a tensor parallel plan is a small JSON object", PLAN_CAP)]
+    TooLarge,
+    /// No JSON object.
+    #[error(
+        "not a JSON object of patterns and styles, for example {{\"model.layers.*.mlp.up_proj\": \"colwise\"}}: {detail}"
+    )]
+    NotAnObject { detail: String },
+    /// No rule in it.
+    #[error("the tensor parallel plan is empty: name at least one module")]
+    Empty,
+    /// A style that is not known.
+    #[error(
+        "pattern {pattern:?}: style {style} is not known; use one of {}",
+        known_styles()
+    )]
+    UnknownStyle { pattern: String, style: String },
+    /// Expert parallelism is a flag.
+    #[error(
+        "pattern {pattern:?}: style \"{style}\" is for expert parallelism; leave it out and turn that on with \
+         --enable-expert-parallel"
+    )]
+    ExpertStyle { pattern: String, style: String },
+}
+
+/// The most that a plan may take, in bytes.
+const PLAN_CAP: u64 = 1 << 20;
+
+impl TpPlan {
+    /// Reads a plan from a JSON file.
+    pub fn read(path: &Path) -> Result<TpPlan, TpPlanError> {
+        let read = || -> Result<TpPlan, TpPlanFault> {
+            let mut json = Vec::new();
+            File::open(path)?.take(PLAN_CAP + 1).read_to_end(&mut json)?;
+            TpPlan::parse(&json)
+        };
+        let path = path.to_owned();
+        read().map_err(|fault| TpPlanError { path, fault })
+    }
+
+    /// Reads a plan from the bytes of a JSON file.
+    pub fn parse(json: &[u8]) -> Result<TpPlan, TpPlanFault> {
+        if json.len() as u64 > PLAN_CAP {
+            return Err(TpPlanFault::TooLarge);
+        }
+        let detail = |detail: String| TpPlanFault::NotAnObject { detail };
+        let plan = match serde_json::from_slice(json) {
+            Ok(Value::Object(plan)) => plan,
+            Ok(_) => return Err(detail("it is JSON of another kind".to_owned())),
+            Err(error) => return Err(detail(error.to_string())),
+        };
+        let mut rules = plan
+            .into_iter()
+            .map(|(pattern, style)| {
+                let rule = rule_of(&pattern, &style)?;
+                Ok((pattern, rule))
+            })
+            .collect::<Result<Vec<_>, TpPlanFault>>()?;
+        if rules.is_empty() {
+            return Err(TpPlanFault::Empty);
+        }
+        rules.sort_by(|(a, _), (b, _)| b.len().cmp(&a.len()).then(a.cmp(b)));
+        let mut hasher = blake3::Hasher::new();
+        for (pattern, rule) in &rules {
+            hasher.update(format!("{pattern:?} {rule:?}\n").as_bytes());
+        }
+        let hash = *hasher.finalize().as_bytes();
+        Ok(TpPlan { rules, hash })
+    }
+
+    /// What tells this plan from others, in a key.
+    pub fn hash(&self) -> [u8; 32] {
+        self.hash
+    }
+
+    /// The patterns, in the order in which they count.
+    pub(super) fn patterns(&self) -> impl Iterator<Item = &str> {
+        self.rules.iter().map(|(pattern, _)| pattern.as_str())
+    }
+
+    /// The rules, in the order of the patterns.
+    pub(super) fn rules(&self) -> impl Iterator<Item = Rule> {
+        self.rules.iter().map(|(_, rule)| *rule)
+    }
+
+    /// Whether a plan's pattern covers a tensor.
+    pub(super) fn covers(pattern: &str, tensor: &str) -> bool {
+        let base = tensor.strip_prefix("model.");
+        name::covers(pattern, tensor) || base.is_some_and(|base| name::covers(pattern, base))
+    }
+
+    /// The patterns that split something, and are not among `used`.
+    pub(super) fn unused(&self, used: &[usize]) -> impl Iterator<Item = &str> {
+        let idle = |(number, (_, rule)): &(usize, &(String, Rule))| {
+            *rule != Rule::Replicated && !used.contains(number)
+        };
+        let rules = self.rules.iter().enumerate();
+        rules.filter(idle).map(|(_, (pattern, _))| pattern.as_str())
+    }
+}
+
+fn rule_of(pattern: &str, style: &Value) -> Result<Rule, TpPlanFault> {
+    let known = style
+        .as_str()
+        .and_then(|style| STYLES.iter().find(|(name, _)| *name == style));
+    let Some(&(_, rule)) = known else {
+        let pattern = pattern.to_owned();
+        return Err(match style.as_str() {
+            Some("grouped_gemm") => TpPlanFault::ExpertStyle {
+                pattern,
+                style: "grouped_gemm".to_owned(),
+            },
+            _ => TpPlanFault::UnknownStyle {
+                pattern,
+                style: style.to_string(),
+            },
+        });
+    };
+    let module = pattern.rsplit('.').next();
+    Ok(match (rule, module) {
+        (Rule::Column, Some("q_proj")) => Rule::QueryColumn,
+        (Rule::Column, Some("k_proj" | "v_proj")) => Rule::KvColumn,
+        (rule, _) => rule,
+    })
+}
+
+fn known_styles() -> String {
+    STYLES
+        .iter()
+        .map(|(name, _)| *name)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::patterns::Patterns;
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_plan_of_transformers_covers_model_and_base_model() {
+        let plan = TpPlan::parse(
+            br#"{"layers.*.self_attn.k_proj": "colwise", "layers.*.mlp.down_proj": "rowwise", "lm_head": "colwise_rep",
+                "layers.*.mlp.experts": "moe_tp_experts", "model.layers.0.mlp.down_proj": "replicated"}"#,
+        )
+        .unwrap();
+        let rules: Vec<Rule> = plan.rules().collect();
+        let mut patterns = Patterns::new(plan.patterns(), TpPlan::covers);
+        let mut rule = |name: &str| patterns.first(name).map(|number| rules[number]);
+        assert_eq!(
+            rule("model.layers.3.self_attn.k_proj.weight"),
+            Some(Rule::KvColumn)
+        );
+        assert_eq!(rule("layers.3.self_attn.k_proj.bias"), Some(Rule::KvColumn));
+        assert_eq!(rule("model.layers.3.mlp.down_proj.weight"), Some(Rule::Row));
+        assert_eq!(
+            rule("model.layers.0.mlp.down_proj.weight"),
+            Some(Rule::Replicated),
+            "the longest"
+        );
+        assert_eq!(rule("lm_head.weight"), Some(Rule::Head));
+        assert_eq!(rule("model.norm.weight"), None);
+        let used: Vec<usize> = patterns.first("lm_head.weight").into_iter().collect();
+        assert_eq!(
+            plan.unused(&used).collect::<Vec<_>>(),
+            ["layers.*.self_attn.k_proj", "layers.*.mlp.down_proj"]
+        );
+    }
+
+    #[test]
+    fn the_hash_knows_patterns_and_rules_and_not_their_order() {
+        let hash = |json: &str| TpPlan::parse(json.as_bytes()).unwrap().hash();
+        let plan = hash(r#"{"a.b": "colwise", "c": "rowwise"}"#);
+        assert_eq!(plan, hash(r#"{ "c": "rowwise_rep", "a.b": "colwise" }"#));
+        assert_ne!(plan, hash(r#"{"a.b": "rowwise", "c": "rowwise"}"#));
+        assert_ne!(plan, hash(r#"{"a.b": "colwise"}"#));
+    }
+
+    #[test]
+    fn what_is_no_plan_is_refused_with_its_pattern() {
+        let message = |json: &str| TpPlan::parse(json.as_bytes()).unwrap_err().to_string();
+        assert!(message("[]").contains("not a JSON object"));
+        assert!(message("{").contains("not a JSON object"));
+        assert!(message("{}").contains("empty"));
+        let unknown = message(r#"{"a.*.b": "diagonal"}"#);
+        assert!(
+            unknown.contains("\"a.*.b\"") && unknown.contains("\"diagonal\"") && unknown.contains("colwise"),
+            "{unknown}"
+        );
+        assert!(message(r#"{"a": 3}"#).contains("style 3"));
+        assert!(message(r#"{"a": "grouped_gemm"}"#).contains("--enable-expert-parallel"));
+        assert!(message(&" ".repeat(1 << 21)).contains("more than 1048576 bytes"));
+        let missing = TpPlan::read(Path::new("/nowhere/plan.json"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            missing.starts_with("/nowhere/plan.json: cannot read"),
+            "{missing}"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_text_never_panics(text in r#"[\[\]{}"a-c:,.0-9*]{0,60}"#) {
+            if let Ok(plan) = TpPlan::parse(text.as_bytes()) {
+                let _ = Patterns::new(plan.patterns(), TpPlan::covers).first(&text);
+            }
+        }
+    }
+}

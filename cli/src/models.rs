@@ -1,0 +1,107 @@
+//! The models that a node serves: the target and, with speculative decoding, its draft.
+
+use crate::args::ModelArgs;
+use crate::error::CliError;
+use crate::node::{self, LocalRank};
+use crate::speculative::Speculative;
+use std::path::PathBuf;
+use weightd_checkpoint::{Checkpoint, KeyOptions, NodePlan, Rank};
+use weightd_core::content::{CheckpointId, Key, Role};
+use weightd_core::wire::message::DaemonId;
+
+/// One model, and who on this node holds it.
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub role: Role,
+    /// The directory of its checkpoint.
+    pub path: PathBuf,
+    pub keys: KeyOptions,
+    /// This node's ranks that hold it, each as a daemon of its own.
+    pub members: Vec<(DaemonId, LocalRank)>,
+}
+
+/// What is said of speculative decoding.
+pub fn speculative(args: &ModelArgs) -> Result<Option<Speculative>, CliError> {
+    let tp = args.sharding.parallel.tensor_parallel_size;
+    let config = args.speculative_config.as_deref();
+    config.map(|config| Speculative::parse(config, tp)).transpose()
+}
+
+/// The models of this node. Daemons count the ranks of the target, then those of the draft.
+pub fn models(args: &ModelArgs, ranks: &[LocalRank]) -> Result<Vec<Model>, CliError> {
+    let keys = node::key_options(args, &node::sharding(&args.sharding)?);
+    let speculative = speculative(args)?;
+    let target = Model {
+        role: Role::Target,
+        path: args.model.clone(),
+        keys: keys.clone(),
+        members: (0..).zip(ranks.iter().copied()).collect(),
+    };
+    let Some(Speculative::Drafted(draft)) = speculative else {
+        return Ok(vec![target]);
+    };
+    // Engines draft where they have the target's output, on the last stage.
+    let last = keys.sharding.parallel.pipeline.saturating_sub(1);
+    let ranks_of_draft = ranks
+        .iter()
+        .copied()
+        .filter(|rank| rank.placement.pp_rank == last);
+    let draft = Model {
+        role: Role::Draft,
+        path: draft.model.unwrap_or_else(|| args.model.clone()),
+        keys: KeyOptions {
+            sharding: keys.sharding.of_draft(draft.kind),
+            ..keys
+        },
+        members: (ranks.len() as DaemonId..).zip(ranks_of_draft).collect(),
+    };
+    Ok(vec![target, draft])
+}
+
+impl Model {
+    /// Opens the checkpoint.
+    pub fn open(&self) -> Result<Checkpoint, CliError> {
+        Checkpoint::open(&self.path).map_err(|error| self.failure(error))
+    }
+
+    /// Plans what of the checkpoint goes to the members: all that can be refused before a byte of the
+    /// weights is read.
+    pub fn plan(&self, checkpoint: &Checkpoint) -> Result<NodePlan, CliError> {
+        let ranks: Vec<_> = self.members.iter().map(|(_, rank)| *rank).collect();
+        node::plan(checkpoint, &self.keys.sharding, &ranks).map_err(|error| self.failure(error))
+    }
+
+    /// The key of one rank's content.
+    pub fn key(
+        &self,
+        checkpoint: &Checkpoint,
+        identity: &CheckpointId,
+        rank: &LocalRank,
+    ) -> Result<Key, CliError> {
+        self.keys
+            .key(checkpoint, identity.clone(), self.coordinates(rank), self.role)
+            .map_err(|error| self.failure(error))
+    }
+
+    /// Where a rank stands; a draft has one stage.
+    pub fn coordinates(&self, rank: &LocalRank) -> Rank {
+        let coordinates = Rank::of(&rank.placement);
+        match self.role {
+            Role::Target => coordinates,
+            Role::Draft => Rank { pp: 0, ..coordinates },
+        }
+    }
+
+    /// The same without the members that `wanted` does not name.
+    pub fn with_only(mut self, wanted: impl Fn(DaemonId) -> bool) -> Model {
+        self.members.retain(|(daemon, _)| wanted(*daemon));
+        self
+    }
+
+    fn failure(&self, error: impl std::fmt::Display) -> CliError {
+        match self.role {
+            Role::Target => CliError::failure(error),
+            Role::Draft => CliError::Failure(format!("draft: {error}")),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! `--speculative-config`: what vLLM is told of speculative decoding.
+
+use crate::error::CliError;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use weightd_checkpoint::{Checkpoint, Draft};
+
+/// What weights matter to of it; the rest is the engine's.
+#[derive(Debug, Deserialize)]
+struct Config {
+    method: Option<String>,
+    model: Option<PathBuf>,
+    draft_tensor_parallel_size: Option<u32>,
+}
+
+/// How an engine drafts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Speculative {
+    /// With weights that are cached.
+    Drafted(Drafted),
+    /// Otherwise: by a method of this name.
+    NotCached(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drafted {
+    pub kind: Draft,
+    /// Its checkpoint, where that is not the target's.
+    pub model: Option<PathBuf>,
+}
+
+impl Speculative {
+    /// Reads the JSON that vLLM takes. `tp` is the target's tensor parallel size.
+    pub fn parse(json: &str, tp: u32) -> Result<Speculative, CliError> {
+        let usage = |why: String| CliError::Usage(format!("--speculative-config: {why}"));
+        let config: Config = serde_json::from_str(json).map_err(|error| {
+            usage(format!(
+                "{error}; expected JSON such as {{\"method\": \"eagle3\", \"model\": \"DIR\"}}"
+            ))
+        })?;
+        let method = match (config.method, &config.model) {
+            (Some(method), _) => method,
+            (None, Some(model)) => method_of(model).ok_or_else(|| {
+                usage(format!(
+                    "name the method: it cannot be told from {}",
+                    model.display()
+                ))
+            })?,
+            (None, None) => return Err(usage("name a method: mtp, eagle or eagle3".to_owned())),
+        };
+        let kind = match method.as_str() {
+            "eagle" | "eagle3" => Draft::Eagle,
+            // vLLM also takes `deepseek_mtp` and the like.
+            "mtp" => Draft::Mtp,
+            other if other.ends_with("_mtp") => Draft::Mtp,
+            _ => return Ok(Speculative::NotCached(method)),
+        };
+        if kind == Draft::Eagle && config.model.is_none() {
+            return Err(usage(format!(
+                "method {method} needs the draft's checkpoint: give \"model\""
+            )));
+        }
+        match config.draft_tensor_parallel_size {
+            Some(size) if size != tp => Err(usage(format!(
+                "draft_tensor_parallel_size {size} is not the target's {tp}: the draft is held by the target's ranks, leave \
+                 it out"
+            ))),
+            _ => Ok(Speculative::Drafted(Drafted {
+                kind,
+                model: config.model,
+            })),
+        }
+    }
+}
+
+/// The method that a draft's checkpoint is for, by its architecture.
+fn method_of(model: &Path) -> Option<String> {
+    let checkpoint = Checkpoint::open(model).ok()?;
+    let architecture = checkpoint.config().architectures.join(",").to_lowercase();
+    ["eagle3", "eagle", "mtp"]
+        .into_iter()
+        .find(|method| architecture.contains(method))
+        .map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(json: &str) -> Result<Speculative, String> {
+        Speculative::parse(json, 2).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn methods_with_weights_to_cache_are_told_from_others() {
+        let draft = |kind, model: Option<&str>| {
+            Ok(Speculative::Drafted(Drafted {
+                kind,
+                model: model.map(PathBuf::from),
+            }))
+        };
+        assert_eq!(
+            parse(r#"{"method":"mtp","num_speculative_tokens":1}"#),
+            draft(Draft::Mtp, None)
+        );
+        assert_eq!(
+            parse(r#"{"method":"deepseek_mtp","model":"m"}"#),
+            draft(Draft::Mtp, Some("m"))
+        );
+        assert_eq!(
+            parse(r#"{"method":"eagle3","model":"m","draft_tensor_parallel_size":2}"#),
+            draft(Draft::Eagle, Some("m"))
+        );
+        assert_eq!(
+            parse(r#"{"method":"ngram"}"#),
+            Ok(Speculative::NotCached("ngram".to_owned()))
+        );
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_said() {
+        let error = |json: &str| parse(json).unwrap_err();
+        assert!(error("{").contains("--speculative-config"), "{}", error("{"));
+        assert!(error(r#"{"num_speculative_tokens":1}"#).contains("name a method"));
+        assert!(error(r#"{"model":"/nowhere"}"#).contains("cannot be told from /nowhere"));
+        assert!(error(r#"{"method":"eagle"}"#).contains("\"model\""));
+        assert!(error(r#"{"method":3}"#).contains("expected JSON"));
+        assert!(error(r#"{"method":"mtp","draft_tensor_parallel_size":1}"#).contains("target's 2"));
+    }
+}

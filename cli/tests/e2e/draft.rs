@@ -1,0 +1,184 @@
+//! Target and draft of speculative decoding, side by side.
+
+use crate::checkpoints::*;
+use crate::engine;
+use crate::harness::*;
+use rustix::process::Signal;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use weightd_checkpoint::{Checkpoint, Draft, KeyOptions, Rank, ShardingOptions};
+use weightd_core::content::Role;
+use weightd_core::plan::placement::Parallel;
+
+#[test]
+fn an_engine_of_each_role_gets_its_own() {
+    for (target, method, draft) in [
+        ("deepseek_v3_mtp", "mtp", None),
+        ("llama", "eagle", Some("eagle_llama")),
+        ("llama", "eagle3", Some("eagle3_llama")),
+    ] {
+        let (site, target) = (Site::new(), model(target));
+        let config = match draft {
+            None => json!({ "method": method, "num_speculative_tokens": 1 }),
+            Some(draft) => json!({ "method": method, "model": model(draft) }),
+        };
+        let config = config.to_string();
+        let speculative = ["--speculative-config", &config];
+        let mut launcher = site.start(site.on_model("preload", &target, 2, &speculative));
+        let ready = launcher.ready();
+        assert!(ready.contains("ranks 2 roles 2"), "{ready}");
+
+        site.attach_verified(&target, 2);
+        let of_draft = [&speculative[..], &["--draft", "--all", "--verify"]].concat();
+        let ran = site.attach(&target, 2, &of_draft);
+        assert_eq!(ran.code, Some(0), "{method}: {ran:?}");
+        assert_eq!(ran.stdout.lines().count(), 2);
+
+        let status = site.status();
+        let roles: Vec<_> = status
+            .iter()
+            .map(|daemon| (&daemon["role"], &daemon["global_rank"]))
+            .collect();
+        assert_eq!(roles.len(), 4, "{roles:?}");
+        for (daemon, socket) in status
+            .iter()
+            .map(|daemon| (daemon, daemon["socket"].as_str().unwrap()))
+        {
+            assert_eq!(
+                daemon["role"] == "draft",
+                socket.ends_with("_draft.sock"),
+                "{socket}"
+            );
+        }
+        launcher.signal(Signal::INT);
+        launcher.wait();
+        site.assert_clean();
+    }
+}
+
+#[test]
+fn a_rank_is_released_with_its_draft_or_by_generation_alone() {
+    let (site, target) = (Site::new(), model("deepseek_v3_mtp"));
+    let config = r#"{"method": "mtp"}"#;
+    let mut launcher = site.start(site.on_model("preload", &target, 2, &["--speculative-config", config]));
+    launcher.ready();
+    let held = || -> Vec<(String, u64, bool)> {
+        let role = |daemon: &serde_json::Value| daemon["role"].as_str().unwrap().to_owned();
+        let rank = |daemon: &serde_json::Value| daemon["global_rank"].as_u64().unwrap();
+        let status = site.status();
+        status
+            .iter()
+            .map(|daemon| (role(daemon), rank(daemon), daemon["state"] == "serving"))
+            .collect()
+    };
+    let status = site.status();
+    let draft = status
+        .iter()
+        .find(|daemon| daemon["role"] == "draft" && daemon["global_rank"] == 0)
+        .unwrap();
+    let generation = draft["generation"].as_str().unwrap();
+    assert_eq!(
+        site.run(&["release", "--rank", "0", "--generation", generation])
+            .code,
+        Some(0)
+    );
+    for (role, rank, serves) in held() {
+        assert_eq!(serves, (role.as_str(), rank) != ("draft", 0), "{role} {rank}");
+    }
+    assert_eq!(site.run(&["release", "--rank", "1"]).code, Some(0));
+    for (role, rank, serves) in held() {
+        assert_eq!(serves, (role.as_str(), rank) == ("target", 0), "{role} {rank}");
+    }
+}
+
+#[test]
+fn a_role_mixed_up_is_a_mismatch() {
+    let (site, llama) = (Site::new(), model("llama"));
+    let config = json!({ "method": "eagle", "model": model("eagle_llama") }).to_string();
+    let mut launcher = site.start(site.on_model("preload", &llama, 1, &["--speculative-config", &config]));
+    launcher.ready();
+    let socket = |role: &str| {
+        let status = site.status();
+        let daemon = status.iter().find(|daemon| daemon["role"] == role).unwrap();
+        PathBuf::from(daemon["socket"].as_str().unwrap())
+    };
+    let (target, draft) = (key(&llama, None), key(&model("eagle_llama"), Some(Draft::Eagle)));
+    for (socket, key, options_role) in [
+        // The key of the other role, an engine that says so, and one that does not.
+        (socket("draft"), &target, Role::Target),
+        (socket("target"), &draft, Role::Draft),
+        (socket("target"), &target, Role::Draft),
+        (socket("draft"), &draft, Role::Target),
+    ] {
+        let error = engine::refused(&socket, key.clone(), options_role);
+        assert!(error.contains("role"), "{error}");
+    }
+}
+
+#[test]
+fn a_draft_without_weights_to_cache_is_said_and_left_out() {
+    let (site, llama) = (Site::new(), model("llama"));
+    let config = r#"{"method": "ngram", "prompt_lookup_max": 4}"#;
+    let mut launcher = site.start(site.on_model("preload", &llama, 1, &["--speculative-config", config]));
+    assert!(launcher.ready().contains("ranks 1 roles 1"));
+    assert!(
+        launcher.log().contains("speculative method ngram is not cached"),
+        "{}",
+        launcher.log()
+    );
+    let error = site
+        .attach(&llama, 1, &["--all", "--draft", "--speculative-config", config])
+        .error(2);
+    assert!(error.contains("no draft"), "{error}");
+}
+
+#[test]
+fn the_draft_is_on_the_last_pipeline_stage() {
+    let (site, llama) = (Site::new(), model("llama"));
+    let config = json!({ "method": "eagle", "model": model("eagle_llama") }).to_string();
+    let options = ["--pipeline-parallel-size", "2", "--speculative-config", &config];
+    let mut launcher = site.start(site.on_model("preload", &llama, 2, &options));
+    assert!(launcher.ready().contains("ranks 4 roles 2"));
+    let status = site.status();
+    let drafts: Vec<_> = status
+        .iter()
+        .filter(|daemon| daemon["role"] == "draft")
+        .map(|daemon| &daemon["global_rank"])
+        .collect();
+    assert_eq!(drafts, [&json!(2), &json!(3)]);
+    let ran = site.attach(
+        &llama,
+        2,
+        &[&options[..], &["--draft", "--all", "--verify"]].concat(),
+    );
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+}
+
+#[test]
+fn a_target_without_further_layers_has_no_mtp_draft() {
+    let (site, llama) = (Site::new(), model("llama"));
+    let config = r#"{"method": "mtp"}"#;
+    let error = finish(site.on_model("preload", &llama, 1, &["--speculative-config", config])).error(1);
+    assert!(
+        error.contains("draft: ") && error.contains("num_hidden_layers"),
+        "{error}"
+    );
+    site.assert_clean();
+}
+
+fn key(model: &Path, draft: Option<Draft>) -> weightd_core::content::Key {
+    let checkpoint = Checkpoint::open(model).unwrap();
+    let sharding = ShardingOptions::new(Parallel {
+        tensor: 1,
+        pipeline: 1,
+        data: 1,
+    });
+    let (sharding, role) = match draft {
+        None => (sharding, Role::Target),
+        Some(draft) => (sharding.of_draft(draft), Role::Draft),
+    };
+    let options = KeyOptions::new(sharding);
+    options
+        .key(&checkpoint, checkpoint.identity(), Rank::default(), role)
+        .unwrap()
+}
