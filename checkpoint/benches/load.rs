@@ -13,7 +13,9 @@ use std::num::NonZero;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use weightd_checkpoint::{Checkpoint, Layout, LoadOptions, NodePlan, Progress, ShardingOptions, load};
+use weightd_checkpoint::{
+    Checkpoint, Layout, LoadOptions, NodePlan, Progress, Sharding, ShardingOptions, load,
+};
 use weightd_core::content::HandleKind;
 use weightd_gpu::{Device, DeviceKind};
 
@@ -32,68 +34,84 @@ const MODEL: Decoder = Decoder {
 fn loads(c: &mut Criterion) {
     let made = MODEL.make();
     let checkpoint = made.open();
-    let bytes: u64 = checkpoint.tensors().values().map(|tensor| tensor.bytes).sum();
+    let default = LoadOptions::of(DeviceKind::Cpu);
+    let load = |tp: u32, layout: Layout| load_once(&checkpoint, tp, layout, &default);
+    let ways: [(&str, &dyn Fn() -> Duration); 5] = [
+        ("pread", &|| pread(&checkpoint, default.workers.get())),
+        ("fresh", &|| fresh(&checkpoint)),
+        ("tp 1", &|| load(1, Layout::Checkpoint)),
+        ("tp 4", &|| load(4, Layout::Checkpoint)),
+        ("tp 4, vllm", &|| load(4, Layout::Vllm)),
+    ];
+    in_turns(&ways);
     let mut group = c.benchmark_group("load");
     group
-        .throughput(Throughput::Bytes(bytes))
+        .throughput(Throughput::Bytes(stored_bytes(&checkpoint)))
         .sample_size(10)
         .measurement_time(Duration::from_secs(10));
-    let workers = LoadOptions::of(DeviceKind::Cpu).workers.get();
-    group.bench_function("pread", |b| {
-        b.iter(|| {
-            let mut buffers = vec![vec![0; 1 << 20]; workers];
-            let buffers: Vec<&mut [u8]> = buffers.iter_mut().map(|buffer| &mut buffer[..]).collect();
-            read_all(&checkpoint, buffers, |_| 0);
-        })
-    });
-    group.bench_function("fresh", |b| {
-        b.iter_custom(|times| {
-            let once = || {
-                let all = checkpoint
-                    .files()
-                    .iter()
-                    .map(|file| file.bytes.next_multiple_of(1 << 20))
-                    .sum::<u64>();
-                let start = Instant::now();
-                let mut memory = vec![0; all as usize];
-                let half = (all as usize / 2).next_multiple_of(1 << 20);
-                let (first, second) = memory.split_at_mut(half);
-                read_all(&checkpoint, vec![first, second], |turn| turn << 20);
-                start.elapsed()
-            };
-            (0..times).map(|_| once()).sum()
-        })
-    });
-    for (name, tp, layout) in [
-        ("tp 1", 1, Layout::Checkpoint),
-        ("tp 4", 4, Layout::Checkpoint),
-        ("tp 4, vllm", 4, Layout::Vllm),
-    ] {
-        group.bench_function(name, |b| {
-            let options = LoadOptions::of(DeviceKind::Cpu);
-            b.iter_custom(|times| {
-                (0..times)
-                    .map(|_| load_once(&checkpoint, tp, layout, &options))
-                    .sum()
-            });
-        });
+    for (name, way) in ways {
+        group.bench_function(name, |b| b.iter_custom(|times| (0..times).map(|_| way()).sum()));
     }
     for (workers, kib) in [(1, 1024), (2, 128), (2, 1024), (2, 4096), (2, 16384), (4, 1024)] {
         group.bench_function(format!("tp 4, {workers} workers, {kib} KiB"), |b| {
-            let workers = NonZero::new(workers).unwrap();
             let options = LoadOptions {
-                workers,
+                workers: NonZero::new(workers).unwrap(),
                 chunk_bytes: kib << 10,
-                ..LoadOptions::of(DeviceKind::Cpu)
+                ..default
             };
-            b.iter_custom(|times| {
-                (0..times)
-                    .map(|_| load_once(&checkpoint, 4, Layout::Checkpoint, &options))
-                    .sum()
-            });
+            let once = |_| load_once(&checkpoint, 4, Layout::Checkpoint, &options);
+            b.iter_custom(|times| (0..times).map(once).sum());
         });
     }
     group.finish();
+}
+
+/// Prints how long each way takes beside the load of one rank. They take turns, since what else the
+/// machine does changes more from minute to minute than they differ.
+fn in_turns(ways: &[(&str, &dyn Fn() -> Duration)]) {
+    const ROUNDS: usize = 15;
+    let mut times = vec![Vec::new(); ways.len()];
+    for _ in 0..ROUNDS {
+        for ((_, way), times) in ways.iter().zip(&mut times) {
+            times.push(way());
+        }
+    }
+    let medians = times.iter_mut().map(|times| {
+        times.sort();
+        times[ROUNDS / 2]
+    });
+    let medians: Vec<Duration> = medians.collect();
+    let one = ways.iter().position(|(name, _)| *name == "tp 1").unwrap();
+    for ((name, _), median) in ways.iter().zip(&medians) {
+        let ratio = median.as_secs_f64() / medians[one].as_secs_f64();
+        println!("{name}: {median:.0?}, {ratio:.2} times tp 1 (median of {ROUNDS} in turns)");
+    }
+}
+
+fn pread(checkpoint: &Checkpoint, workers: usize) -> Duration {
+    let start = Instant::now();
+    let mut buffers = vec![vec![0; 1 << 20]; workers];
+    let buffers: Vec<&mut [u8]> = buffers.iter_mut().map(|buffer| &mut buffer[..]).collect();
+    read_all(checkpoint, buffers, |_| 0);
+    start.elapsed()
+}
+
+fn fresh(checkpoint: &Checkpoint) -> Duration {
+    let pieces = checkpoint
+        .files()
+        .iter()
+        .map(|file| file.bytes.next_multiple_of(1 << 20));
+    let all = pieces.sum::<u64>() as usize;
+    let start = Instant::now();
+    let mut memory = vec![0; all];
+    let half = (all / 2).next_multiple_of(1 << 20);
+    let (first, second) = memory.split_at_mut(half);
+    read_all(checkpoint, vec![first, second], |turn| turn << 20);
+    start.elapsed()
+}
+
+fn stored_bytes(checkpoint: &Checkpoint) -> u64 {
+    checkpoint.tensors().values().map(|tensor| tensor.bytes).sum()
 }
 
 /// Loads all ranks, and sees to it that each byte was read once.
@@ -108,10 +126,18 @@ fn load_once(checkpoint: &Checkpoint, tp: u32, layout: Layout, options: &LoadOpt
         .zip(&devices)
         .map(|((rank, _), device)| (rank, device.uuid()))
         .collect();
-    let plan = NodePlan::new(checkpoint, &sharding, &ranks, HandleKind::Memfd).unwrap();
+    let plan = NodePlan::new(
+        &Sharding::new(checkpoint, &sharding).unwrap(),
+        &ranks,
+        HandleKind::Memfd,
+    )
+    .unwrap();
     let loaded = load(checkpoint, &plan, &devices, options, None, &Progress::new(&plan)).unwrap();
-    let stored: u64 = checkpoint.tensors().values().map(|tensor| tensor.bytes).sum();
-    assert_eq!(loaded.stats.bytes_read, stored, "each byte is read once");
+    assert_eq!(
+        loaded.stats.bytes_read,
+        stored_bytes(checkpoint),
+        "each byte is read once"
+    );
     loaded.stats.duration
 }
 

@@ -8,7 +8,7 @@ use std::env;
 use std::num::NonZero;
 use std::path::Path;
 use std::time::Instant;
-use weightd_checkpoint::{Checkpoint, LoadOptions, NodePlan, Progress, ShardingOptions, load};
+use weightd_checkpoint::{Checkpoint, LoadOptions, NodePlan, Progress, Sharding, ShardingOptions, load};
 use weightd_core::content::HandleKind;
 use weightd_core::plan::placement::{Node, Parallel, place};
 use weightd_gpu::Device;
@@ -51,7 +51,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .into_iter()
         .map(|placement| (placement, device.uuid()))
         .collect();
-    let plan = NodePlan::new(&checkpoint, &ShardingOptions::new(parallel), &ranks, handle)?;
+    let plan = NodePlan::new(
+        &Sharding::new(&checkpoint, &ShardingOptions::new(parallel)).unwrap(),
+        &ranks,
+        handle,
+    )?;
     let devices = vec![device; ranks.len()];
     println!("planned in {:?}", start.elapsed());
     for _ in 0..repeats {

@@ -1,8 +1,10 @@
 //! What can be wrong with a checkpoint, by cause.
 
+use crate::rules::Rank;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use weightd_core::content::Dtype;
+use weightd_core::plan::placement::Parallel;
 
 /// Why a checkpoint cannot be used. Each message is one line that says what is wrong, where, and
 /// what to do.
@@ -89,6 +91,23 @@ pub enum CheckpointError {
          quantized with it, or leave the option out"
     )]
     OnlineQuantization { asked: String },
+    /// An override of a quantization that the checkpoint does not have.
+    #[error(
+        "the weights of this checkpoint are not quantized (config.json has no quantization_config), and weightd does \
+         not quantize while loading; give a checkpoint that is quantized, or leave the override out"
+    )]
+    OverrideOfNothing,
+    /// The rank is outside the world.
+    #[error(
+        "rank dp {} pp {} tp {} is outside the world of {} x {} x {}: ranks count from 0",
+        .rank.dp, .rank.pp, .rank.tp, .parallel.data, .parallel.pipeline, .parallel.tensor
+    )]
+    NoSuchRank { rank: Rank, parallel: Parallel },
+    /// A name that weightd keeps for itself.
+    #[error(
+        "extra field {name:?} of the key: names that begin with \"weightd.\" are weightd's own; use another"
+    )]
+    ReservedName { name: String },
     /// Another quantization was asked for than the checkpoint has.
     #[error(
         "quantization {asked:?}: config.json says quantization_config.quant_method {stored:?}; ask for that, or \

@@ -34,6 +34,8 @@ pub struct StoredTensor {
 /// The longest header that the format allows, in bytes (`MAX_HEADER_SIZE` of the reference
 /// implementation).
 const HEADER_CAP: u64 = 100_000_000;
+/// The most elements of a tensor: of any type, 64 bits count their bits.
+const ELEMENTS_CAP: u64 = u64::MAX / 64;
 /// The length of the length that a file begins with.
 const LENGTH_BYTES: u64 = 8;
 
@@ -122,9 +124,12 @@ fn check_entry(tensor: &str, entry: Entry<'_>, data: u64) -> Result<StoredTensor
         });
     }
     let Numbers(shape) = entry.shape;
-    let elements = shape
-        .iter()
-        .try_fold(1u64, |product, &dim| product.checked_mul(dim));
+    let product = |least: u64| {
+        let mut sizes = shape.iter().map(|&dim| dim.max(least));
+        sizes.try_fold(1u64, |product, dim| product.checked_mul(dim))
+    };
+    // The sizes beside a zero count too: strides and parts are made of them.
+    let elements = product(0).filter(|_| product(1).is_some_and(|most| most <= ELEMENTS_CAP));
     let needed = elements.and_then(|elements| dtype.bytes(elements));
     if needed != Some(bytes) {
         return Err(HeaderFault::WrongSize {
@@ -374,12 +379,18 @@ mod tests {
 
     #[test]
     fn a_shape_that_overflows_is_a_wrong_size() {
-        let header = r#"{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}}"#;
-        let fault = parse(header.as_bytes(), 0).unwrap_err();
-        assert!(
-            matches!(fault, HeaderFault::WrongSize { needed: None, .. }),
-            "{fault}"
-        );
+        for shape in [
+            "4294967296,4294967296",
+            "0,4294967296,4294967296",
+            "4611686018427387904,0",
+        ] {
+            let header = format!(r#"{{"a":{{"dtype":"F32","shape":[{shape}],"data_offsets":[0,0]}}}}"#);
+            let fault = parse(header.as_bytes(), 0).unwrap_err();
+            assert!(
+                matches!(fault, HeaderFault::WrongSize { needed: None, .. }),
+                "{fault}"
+            );
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::error::CheckpointError;
 use crate::open::Checkpoint;
-use crate::rules::{Rank, ShardingOptions};
+use crate::rules::{Draft, ModelPart, RULES, Rank, ShardingOptions};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use weightd_core::content::{CheckpointId, Key, Role};
@@ -41,33 +41,54 @@ impl KeyOptions {
     }
 }
 
+/// How names of `extra` begin that an engine cannot add.
+const OURS: &str = "weightd.";
 /// The most that one text of a key may take, in bytes.
 const TEXT_CAP: usize = 1024;
 /// The most that all of `extra` may take, in bytes. With it, a key fits the 64 KiB of a frame.
 const EXTRA_CAP: usize = 16 * 1024;
 
 impl KeyOptions {
-    /// The key of `rank` in `role`. `checkpoint_id` is [`Checkpoint::identity`], with the digest
+    /// The same for a draft, whose quantization is its own.
+    pub fn of_draft(&self, draft: Draft, quantization: Option<String>) -> KeyOptions {
+        KeyOptions {
+            sharding: self.sharding.of_draft(draft),
+            quantization,
+            quantization_override: None,
+            ..self.clone()
+        }
+    }
+
+    /// The key of `rank`. Where there is one pipeline stage, as for a draft, the pipeline rank counts for
+    /// nothing. `checkpoint_id` is [`Checkpoint::identity`], with the digest
     /// filled in where it is known.
     ///
     /// # Errors
-    /// A quantization that the checkpoint does not have; texts longer than a key carries.
+    /// A quantization that the checkpoint does not have; texts longer than a key carries; a name in `extra`
+    /// that is kept for weightd's own; a rank outside the world.
     pub fn key(
         &self,
         checkpoint: &Checkpoint,
         checkpoint_id: CheckpointId,
         rank: Rank,
-        role: Role,
     ) -> Result<Key, CheckpointError> {
         let config = checkpoint.config();
-        self.check_lengths()?;
+        let extra = self.extra_fields()?;
+        self.check_lengths(&extra)?;
+        // Every field is named, so that a new one cannot be left out.
         let ShardingOptions {
+            part,
             parallel,
             layout,
             dtype,
             experts,
-            ..
+            layer_partition: _,
+            tp_plan: _,
         } = &self.sharding;
+        if !self.sharding.has(rank) {
+            let parallel = *parallel;
+            return Err(CheckpointError::NoSuchRank { rank, parallel });
+        }
         Ok(Key {
             checkpoint: checkpoint_id,
             model_arch: config.architectures.join(","),
@@ -82,40 +103,51 @@ impl KeyOptions {
             revision: self.revision.clone(),
             engine_version: self.engine_version.clone(),
             pp_size: parallel.pipeline,
-            pp_rank: rank.pp,
-            role,
+            pp_rank: if parallel.pipeline == 1 { 0 } else { rank.pp },
+            role: match part {
+                ModelPart::Target => Role::Target,
+                ModelPart::Draft(_) => Role::Draft,
+            },
             dp_size: parallel.data,
             dp_rank: rank.dp,
             enable_expert_parallel: experts.is_some(),
             expert_placement_strategy: experts.unwrap_or_default().name().to_owned(),
             layout: layout.name().to_owned(),
             processing: self.processing.clone(),
-            extra: self.extra_fields(),
+            extra,
         })
     }
 
     /// What an engine adds, and what else decides which bytes a rank holds.
-    fn extra_fields(&self) -> BTreeMap<String, String> {
+    fn extra_fields(&self) -> Result<BTreeMap<String, String>, CheckpointError> {
+        if let Some(name) = self.extra.keys().find(|name| name.starts_with(OURS)) {
+            return Err(CheckpointError::ReservedName { name: name.clone() });
+        }
         let mut extra = self.extra.clone();
+        let mut add = |name: &str, value: String| extra.insert(format!("{OURS}{name}"), value);
+        add("rules", RULES.to_string());
+        if let ModelPart::Draft(draft) = self.sharding.part {
+            add("draft", draft.name().to_owned());
+        }
         if let Some(plan) = &self.sharding.tp_plan {
-            let hash: String = plan.hash().iter().map(|byte| format!("{byte:02x}")).collect();
-            extra.insert("tp_plan".to_owned(), hash);
+            add("tp_plan", blake3::Hash::from_bytes(plan.hash()).to_string());
         }
         if let Some(layers) = &self.sharding.layer_partition {
             let layers: Vec<String> = layers.iter().map(u64::to_string).collect();
-            extra.insert("pp_layer_partition".to_owned(), layers.join(","));
+            add("pp_layer_partition", layers.join(","));
         }
-        extra
+        Ok(extra)
     }
 
     /// The method of the stored weights, empty for none. Only that one can be asked for: nothing
     /// is quantized while loading.
     fn quantization(&self, checkpoint: &Checkpoint) -> Result<String, CheckpointError> {
         let stored = checkpoint.config().quant_method();
-        match (
-            self.quantization.as_deref().filter(|asked| !asked.is_empty()),
-            stored,
-        ) {
+        if self.quantization_override.is_some() && stored.is_none() {
+            return Err(CheckpointError::OverrideOfNothing);
+        }
+        let asked = self.quantization.as_deref().filter(|asked| !asked.is_empty());
+        match (asked.map(method_of), stored) {
             (None, stored) => Ok(stored.unwrap_or_default().to_owned()),
             (Some(asked), Some(stored)) if asked == stored => Ok(stored.to_owned()),
             (Some(asked), Some(stored)) => Err(CheckpointError::OtherQuantization {
@@ -128,13 +160,12 @@ impl KeyOptions {
         }
     }
 
-    fn check_lengths(&self) -> Result<(), CheckpointError> {
+    fn check_lengths(&self, extra: &BTreeMap<String, String>) -> Result<(), CheckpointError> {
         let texts = [
             ("revision", &self.revision),
             ("engine_version", &self.engine_version),
             ("processing", &self.processing),
         ];
-        let extra = self.extra_fields();
         let extra = extra.iter().map(|(name, value)| name.len() + value.len()).sum();
         let lengths = texts.map(|(field, text)| (field, text.len(), TEXT_CAP));
         let too_long = |&(_, bytes, cap): &(_, usize, usize)| bytes > cap;
@@ -151,6 +182,18 @@ impl KeyOptions {
             }),
         }
     }
+}
+
+/// The method whose weights are asked for by the name of a kernel.
+fn method_of(asked: &str) -> &str {
+    const KERNELS: &[(&str, &str)] = &[
+        ("gptq_marlin", "gptq"),
+        ("auto_gptq", "gptq"),
+        ("awq_marlin", "awq"),
+        ("auto_awq", "awq"),
+    ];
+    let kernel = KERNELS.iter().find(|(kernel, _)| *kernel == asked);
+    kernel.map_or(asked, |(_, method)| method)
 }
 
 /// A hash of what quantizes the weights: configuration and override. Neither has none, which
@@ -217,12 +260,7 @@ mod tests {
     }
 
     fn key(checkpoint: &Checkpoint, options: &KeyOptions) -> Result<Key, CheckpointError> {
-        options.key(
-            checkpoint,
-            checkpoint.identity(),
-            Rank { dp: 1, pp: 2, tp: 3 },
-            Role::Draft,
-        )
+        options.key(checkpoint, checkpoint.identity(), Rank::default())
     }
 
     /// A copy of the Llama checkpoint with this quantization configuration.
@@ -252,7 +290,8 @@ mod tests {
             extra: BTreeMap::from([("kv_cache_dtype".into(), "fp8".into())]),
             ..KeyOptions::new(sharding.clone())
         };
-        let key = key(&checkpoint, &options).unwrap();
+        let rank = Rank { dp: 1, pp: 2, tp: 3 };
+        let key = options.key(&checkpoint, checkpoint.identity(), rank).unwrap();
         let expected = Key {
             checkpoint: checkpoint.identity(),
             model_arch: "LlamaForCausalLM".into(),
@@ -265,7 +304,7 @@ mod tests {
             engine_version: String::new(),
             pp_size: 5,
             pp_rank: 2,
-            role: Role::Draft,
+            role: Role::Target,
             dp_size: 6,
             dp_rank: 1,
             enable_expert_parallel: true,
@@ -274,14 +313,55 @@ mod tests {
             processing: "stored".into(),
             extra: BTreeMap::from([
                 ("kv_cache_dtype".into(), "fp8".into()),
-                ("pp_layer_partition".into(), "1,3".into()),
+                ("weightd.rules".into(), RULES.to_string()),
+                ("weightd.pp_layer_partition".into(), "1,3".into()),
                 (
-                    "tp_plan".into(),
+                    "weightd.tp_plan".into(),
                     blake3::Hash::from_bytes(sharding.tp_plan.as_ref().unwrap().hash()).to_string(),
                 ),
             ]),
         };
         assert_eq!(key, expected);
+    }
+
+    #[test]
+    fn the_key_of_a_draft_knows_its_kind_and_one_stage() {
+        let checkpoint = Checkpoint::open(&data("llama")).unwrap();
+        let target = KeyOptions {
+            quantization: Some("fp8".into()),
+            ..KeyOptions::new(world(2, 3, 1))
+        };
+        let key = |draft| {
+            let rank = Rank { dp: 0, pp: 2, tp: 1 };
+            let options = target.of_draft(draft, None);
+            options.key(&checkpoint, checkpoint.identity(), rank).unwrap()
+        };
+        let (mtp, eagle) = (key(Draft::Mtp), key(Draft::Eagle));
+        assert_eq!(
+            (mtp.role, mtp.pp_size, mtp.pp_rank, mtp.tp_rank),
+            (Role::Draft, 1, 0, 1)
+        );
+        assert_eq!(
+            mtp.compare(&eagle),
+            Comparison::Different(vec!["extra.weightd.draft".into()])
+        );
+    }
+
+    #[test]
+    fn ranks_outside_the_world_and_reserved_names_have_no_key() {
+        let checkpoint = Checkpoint::open(&data("llama")).unwrap();
+        let mut options = KeyOptions::new(world(2, 2, 2));
+        for rank in [
+            Rank { dp: 2, pp: 0, tp: 0 },
+            Rank { dp: 0, pp: 2, tp: 0 },
+            Rank { dp: 0, pp: 0, tp: 2 },
+        ] {
+            let error = options.key(&checkpoint, checkpoint.identity(), rank).unwrap_err();
+            assert!(matches!(error, CheckpointError::NoSuchRank { .. }), "{error}");
+        }
+        options.extra.insert("weightd.rules".into(), "0".into());
+        let error = key(&checkpoint, &options).unwrap_err();
+        assert!(matches!(error, CheckpointError::ReservedName { .. }), "{error}");
     }
 
     #[test]

@@ -34,8 +34,8 @@ pub use load::{LoadError, LoadOptions, LoadStats, Loaded, LoadedRank, PathTaken,
 pub use open::Checkpoint;
 pub use plan::{NodePlan, PlanError, RankPlan};
 pub use rules::{
-    Draft, FloatDtype, Held, HeldPart, Layout, ModelPart, Rank, Rule, RuleError, Sharding, ShardingOptions,
-    TpPlan, TpPlanError, TpPlanFault, UnknownName,
+    Draft, FloatDtype, Held, HeldPart, Layout, ModelPart, Rank, RuleError, Sharding, ShardingOptions, TpPlan,
+    TpPlanError, TpPlanFault, UnknownName,
 };
 pub use save::{SaveError, save};
 pub use shard::{Piece, Shard};

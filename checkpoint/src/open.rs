@@ -248,17 +248,19 @@ fn read_headers(
     let mut tensors = BTreeMap::<String, StoredTensor>::new();
     for (number, file) in files.iter().enumerate() {
         for (tensor, stored) in header::read(file, number)? {
-            match (tensors.entry(tensor), index_file) {
-                (Entry::Occupied(other), Some(index_file)) => {
+            match tensors.entry(tensor) {
+                Entry::Vacant(entry) => _ = entry.insert(stored),
+                Entry::Occupied(other) => {
                     let fault = IndexFault::StoredTwice {
                         first: files[other.get().file].name.clone(),
                         second: file.name.clone(),
                         tensor: other.remove_entry().0,
                     };
+                    let index_file =
+                        index_file.expect("names in one file differ, and an index names several");
                     return Err(index_fault(index_file, fault));
                 }
-                (entry, _) => entry.insert_entry(stored),
-            };
+            }
         }
     }
     Ok(tensors)

@@ -2,7 +2,7 @@
 //!
 //! Everything here follows from [`Sharding`]; how parts are put together was decided there.
 
-use crate::{Checkpoint, Held, HeldPart, Piece, Rank, RuleError, Sharding, ShardingOptions, StoredTensor};
+use crate::{Held, HeldPart, Piece, Rank, Sharding, StoredTensor};
 use std::collections::BTreeMap;
 use weightd_core::content::manifest::{ManifestBuilder, ManifestError, Region, TensorSpec};
 use weightd_core::content::{DeviceUuid, Dtype, HandleKind, Manifest};
@@ -33,9 +33,6 @@ pub struct RankPlan {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// The checkpoint cannot be split like this.
-    #[error(transparent)]
-    Rule(#[from] RuleError),
     /// A rank's tensors are more than a region can hold.
     #[error("rank {rank}: {source}")]
     Region {
@@ -60,22 +57,31 @@ pub enum PlanError {
 impl NodePlan {
     /// Plans the ranks of a node, each with the device that it is on, in the order of their local
     /// ranks. `handle` is how the regions will be handed over.
+    ///
+    /// # Errors
+    /// More than a region or a manifest can hold, or files that are not what their headers say.
+    ///
+    /// # Panics
+    /// When a rank is outside the world.
     pub fn new(
-        checkpoint: &Checkpoint,
-        options: &ShardingOptions,
+        sharding: &Sharding<'_>,
         ranks: &[(Placement, DeviceUuid)],
         handle: HandleKind,
     ) -> Result<NodePlan, PlanError> {
-        let sharding = Sharding::new(checkpoint, options)?;
         let mut work = Work {
             sources: BTreeMap::new(),
             fills: Vec::new(),
         };
         let mut plans = Vec::with_capacity(ranks.len());
         for (local_rank, &(placement, device)) in (0..).zip(ranks) {
-            plans.push(work.plan_rank(&sharding, placement, device, handle, local_rank)?);
+            plans.push(work.plan_rank(sharding, placement, device, handle, local_rank)?);
         }
-        let files = checkpoint.files().iter().map(|file| file.bytes).collect();
+        let files = sharding
+            .checkpoint()
+            .files()
+            .iter()
+            .map(|file| file.bytes)
+            .collect();
         let regions = plans.iter().map(|plan| plan.region_bytes).collect();
         let sources = work.sources.into_values().collect();
         let read = ReadPlan::new(files, regions, sources, work.fills)?;

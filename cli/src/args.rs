@@ -1,7 +1,10 @@
 //! The command line.
 
+use crate::logs::LogFormat;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde_json::Value;
 use std::path::PathBuf;
+use std::time::Duration;
 use weightd_checkpoint::{FloatDtype, Layout};
 use weightd_core::plan::experts::ExpertPlacement;
 
@@ -24,6 +27,16 @@ pub struct Cli {
         default_value = "info"
     )]
     pub log: String,
+
+    /// How lines on stderr are written: text for a person, json for a machine.
+    #[arg(
+        long,
+        global = true,
+        value_name = "FORMAT",
+        env = "WEIGHTD_LOG_FORMAT",
+        default_value = "text"
+    )]
+    pub log_format: LogFormat,
 }
 
 #[derive(Debug, Subcommand)]
@@ -77,10 +90,11 @@ pub enum DeviceArg {
     Cuda,
 }
 
-/// How the model is spread over ranks and nodes.
+/// How the model is spread over ranks and nodes. Flags have vLLM's names; its short forms of several
+/// letters, such as `-tp`, are rewritten before this is parsed.
 #[derive(Clone, Debug, Args)]
 pub struct ParallelArgs {
-    /// Ranks that share each layer.
+    /// Ranks that share each layer; also -tp, as for vLLM.
     #[arg(
         long,
         short = 't',
@@ -90,7 +104,7 @@ pub struct ParallelArgs {
     )]
     pub tensor_parallel_size: u32,
 
-    /// Stages that share the layers among them.
+    /// Stages that share the layers among them; also -pp.
     #[arg(
         long,
         short = 'p',
@@ -100,7 +114,7 @@ pub struct ParallelArgs {
     )]
     pub pipeline_parallel_size: u32,
 
-    /// Replicas of the model.
+    /// Replicas of the model; also -dp.
     #[arg(
         long,
         short = 'd',
@@ -110,23 +124,27 @@ pub struct ParallelArgs {
     )]
     pub data_parallel_size: u32,
 
-    /// Replicas on this node, where there is one launcher for each node [default: all]
+    /// Replicas on this node, where there is one launcher for each node; also -dpl [default: all]
     #[arg(long, value_name = "N")]
     pub data_parallel_size_local: Option<u32>,
 
-    /// The first replica of this node.
+    /// The first replica of this node; also -dpr.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub data_parallel_start_rank: u32,
 
+    /// The one replica of this launcher, where each replica is an engine of its own; also -dpn.
+    #[arg(long, value_name = "N", conflicts_with = "data_parallel_start_rank")]
+    pub data_parallel_rank: Option<u32>,
+
     /// Nodes that the world is split over.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 1)]
     pub nnodes: u32,
 
     /// Which of them this is, from 0.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 0)]
     pub node_rank: u32,
 
-    /// Spread whole experts over the tensor and data parallel ranks, instead of slicing each.
+    /// Spread whole experts over the tensor and data parallel ranks, instead of slicing each; also -ep.
     #[arg(long)]
     pub enable_expert_parallel: bool,
 
@@ -147,12 +165,25 @@ pub struct ParallelArgs {
     pub master_addr: Option<String>,
 
     /// Accepted for compatibility and checked; nothing waits on it.
-    #[arg(long, value_name = "PORT", alias = "weight-cache-master-port")]
+    #[arg(long, value_name = "PORT")]
     pub master_port: Option<u16>,
+
+    /// vLLM's name for the master port of what caches weights: where it is given, --master-port is the
+    /// engine's.
+    #[arg(long, value_name = "PORT", hide = true)]
+    pub weight_cache_master_port: Option<u16>,
 
     /// Accepted for compatibility and checked [default: master port + 1]
     #[arg(long, value_name = "PORT", alias = "weight-cache-draft-master-port")]
     pub draft_master_port: Option<u16>,
+
+    /// Accepted for compatibility; nothing waits on it. Also -dpa.
+    #[arg(long, value_name = "HOST")]
+    pub data_parallel_address: Option<String>,
+
+    /// Accepted for compatibility; nothing waits on it. Also -dpp.
+    #[arg(long, value_name = "PORT")]
+    pub data_parallel_rpc_port: Option<u16>,
 }
 
 /// How weights are spread over ranks and held by them.
@@ -179,13 +210,32 @@ pub struct ShardingArgs {
 /// Which weights.
 #[derive(Clone, Debug, Args)]
 pub struct ModelArgs {
-    /// The directory of the checkpoint: config.json and safetensors files.
+    /// The directory of the checkpoint: config.json and safetensors files. It may also come without the
+    /// flag.
     #[arg(long, short = 'm', value_name = "DIR")]
     pub model: PathBuf,
 
+    #[command(flatten)]
+    pub weights: WeightsArgs,
+
+    #[command(flatten)]
+    pub sharding: ShardingArgs,
+}
+
+/// What else decides which weights are meant.
+#[derive(Clone, Debug, Args)]
+pub struct WeightsArgs {
     /// The revision of the model; part of the key.
     #[arg(long, value_name = "REV", default_value = "")]
     pub revision: String,
+
+    /// The quantization method of the checkpoint [default: the one that its config.json names]
+    #[arg(long, short = 'q', value_name = "METHOD")]
+    pub quantization: Option<String>,
+
+    /// What overrides the checkpoint's quantization at run time; part of the key.
+    #[arg(long, value_name = "JSON", value_parser = json_object)]
+    pub quantization_config: Option<Value>,
 
     /// Ties the weights to one version of an engine; part of the key.
     #[arg(long, value_name = "VERSION", default_value = "")]
@@ -196,12 +246,27 @@ pub struct ModelArgs {
     pub key_extra: Vec<(String, String)>,
 
     /// Speculative decoding, as vLLM is told of it: the draft of methods mtp, eagle and eagle3 is held as
-    /// well, for example {"method": "eagle3", "model": "DIR"}.
+    /// well, for example {"method": "eagle3", "model": "DIR"}. Also --speculative-config.method NAME and
+    /// so on.
     #[arg(long, value_name = "JSON")]
     pub speculative_config: Option<String>,
+}
 
-    #[command(flatten)]
-    pub sharding: ShardingArgs,
+fn json_object(text: &str) -> Result<Value, String> {
+    match serde_json::from_str(text) {
+        Ok(value @ Value::Object(_)) => Ok(value),
+        Ok(_) => Err("expected a JSON object".to_owned()),
+        Err(error) => Err(format!("expected a JSON object: {error}")),
+    }
+}
+
+fn pause(text: &str) -> Result<Duration, String> {
+    let seconds = text
+        .parse()
+        .ok()
+        .filter(|seconds| (0.1..=86400.0).contains(seconds));
+    let seconds = seconds.ok_or("expected seconds from 0.1 to 86400, for example 2")?;
+    Ok(Duration::from_secs_f64(seconds))
 }
 
 fn key_extra(text: &str) -> Result<(String, String), String> {
@@ -222,6 +287,19 @@ pub struct PreloadArgs {
     /// Refuse `weightd release` and engines that ask to let go.
     #[arg(long)]
     pub no_release: bool,
+
+    /// Answer /health and /metrics at this port [default: at none]
+    #[arg(long, value_name = "PORT", alias = "weight-cache-health-port")]
+    pub health_port: Option<u16>,
+
+    /// The address to answer them at.
+    #[arg(
+        long,
+        value_name = "HOST",
+        alias = "weight-cache-health-host",
+        default_value = "127.0.0.1"
+    )]
+    pub health_host: String,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -281,6 +359,16 @@ pub struct StatusArgs {
     /// Print JSON, one object for each daemon.
     #[arg(long)]
     pub json: bool,
+
+    /// Look again every so many seconds, until Ctrl-C.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        default_missing_value = "2",
+        value_parser = pause
+    )]
+    pub watch: Option<Duration>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -304,9 +392,17 @@ pub struct StopArgs {
 
 #[derive(Clone, Debug, Args)]
 pub struct PlanArgs {
-    /// The directory of a checkpoint, of which no weight is read.
+    /// The directory of a checkpoint, of which no weight is read. It may also come without the flag.
     #[arg(long, short = 'm', value_name = "DIR")]
     pub model: Option<PathBuf>,
+
+    /// The whole world: what each node serves. Nodes are counted by --nnodes, or follow from
+    /// --data-parallel-size-local where its multiples fill the world.
+    #[arg(long)]
+    pub all_nodes: bool,
+
+    #[command(flatten)]
+    pub weights: WeightsArgs,
 
     #[command(flatten)]
     pub sharding: ShardingArgs,

@@ -74,7 +74,8 @@ pub fn run(_: &DevicesArgs) -> Result<ExitCode, CliError> {
 
 fn ask_child() -> Result<Vec<Device>, String> {
     let output = Command::new("/proc/self/exe")
-        .arg("devices")
+        // Its error is read below.
+        .args(["--log-format", "text", "devices"])
         .stdin(Stdio::null())
         .output()
         .map_err(|error| format!("cannot ask for CUDA devices: {error}"))?;

@@ -8,12 +8,11 @@ use crate::node::{self, LocalRank};
 use rustix::process::setsid;
 use std::io;
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
-use tracing::{debug, info};
+use tracing::debug;
 use weightd_blocking::channel::Channel;
 use weightd_checkpoint::{Checkpoint, LoadOptions, Loaded, LoadedRank, NodePlan, Progress, load};
 use weightd_core::content::Key;
@@ -72,7 +71,7 @@ fn load_and_publish(args: &LoaderArgs, channel: &mut Channel) -> Result<(), CliE
 
 /// Loads a model for its members and hands it over; false where that took its digest along.
 fn load_model(model: &Model, checkpoint: &Checkpoint, channel: &mut Channel) -> Result<bool, CliError> {
-    let plan = model.plan(checkpoint)?;
+    let plan = model.plan(&model.sharding(checkpoint)?)?;
     let mut identity = checkpoint.identity();
     // Where a file may change and its times not say so, the bytes must: the same before and after.
     let steady = identity.files.is_some();
@@ -82,7 +81,6 @@ fn load_model(model: &Model, checkpoint: &Checkpoint, channel: &mut Channel) -> 
         Some(digest(checkpoint, channel)?)
     };
     let loaded = load_reporting(checkpoint, &plan, &model.members, channel)?;
-    report(&model.path, &loaded);
     if before.is_some() {
         identity.digest = Some(digest(checkpoint, channel)?);
         if identity.digest != before {
@@ -91,6 +89,10 @@ fn load_model(model: &Model, checkpoint: &Checkpoint, channel: &mut Channel) -> 
                 model.path.display()
             )));
         }
+    }
+    // The launcher says it, with whatever else it says.
+    for told in told(model, &loaded) {
+        channel.machine_mut().loaded(told);
     }
     for ((daemon, rank), loaded) in model.members.iter().zip(loaded.ranks) {
         publish(channel, *daemon, model.key(checkpoint, &identity, rank)?, loaded)?;
@@ -216,23 +218,25 @@ fn while_led<T: Send>(
     })
 }
 
-fn report(path: &Path, loaded: &Loaded) {
+/// How the weights of each member were read.
+fn told(model: &Model, loaded: &Loaded) -> impl Iterator<Item = message::Loaded> {
     let stats = &loaded.stats;
-    let seconds = stats.duration.as_secs_f64().max(1e-9);
-    for rank in &loaded.ranks {
-        info!(
-            "loaded {} rank {} ({} tensors, {} bytes) by {}: {:.2} GB read for {} ranks in {:.2} s, {:.2} GB/s",
-            path.display(),
-            rank.placement.global_rank,
-            rank.manifest.tensors().len(),
-            rank.region.bytes,
-            stats.path,
-            stats.bytes_read as f64 / 1e9,
-            loaded.ranks.len(),
-            seconds,
-            stats.bytes_read as f64 / 1e9 / seconds
-        );
-    }
+    let ranks = loaded.ranks.iter();
+    model
+        .members
+        .iter()
+        .zip(ranks)
+        .map(|((daemon, _), rank)| message::Loaded {
+            daemon: *daemon,
+            checkpoint: model.path.display().to_string(),
+            tensors: rank.manifest.tensors().len() as u32,
+            bytes: rank.region.bytes,
+            buffered: stats.path.buffered,
+            direct: stats.path.direct,
+            daemons: loaded.ranks.len() as u32,
+            micros: u64::try_from(stats.duration.as_micros()).unwrap_or(u64::MAX),
+            path: stats.path.to_string(),
+        })
 }
 
 fn publish(channel: &mut Channel, daemon: DaemonId, key: Key, rank: LoadedRank) -> Result<(), CliError> {

@@ -4,7 +4,9 @@ mod args;
 mod attach;
 mod devices;
 mod error;
+mod health;
 mod loader;
+mod logs;
 mod models;
 mod node;
 mod output;
@@ -18,29 +20,36 @@ mod signals;
 mod speculative;
 mod status;
 mod stop;
+mod vllm_flags;
 
 use args::{Cli, Command};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use error::CliError;
-use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use tracing_subscriber::EnvFilter;
+use tracing::warn;
 
 fn main() -> ExitCode {
     // Over a limit on file sizes, a write shall fail and say so instead of ending the process.
     let over_limit = Arc::new(AtomicBool::new(false));
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, over_limit);
-    run(Cli::parse()).unwrap_or_else(|error| {
-        // Where nobody can be told, the exit code still says it.
-        let _ = writeln!(std::io::stderr(), "weightd: {error}");
+    let code = run().unwrap_or_else(|error| {
+        logs::fail(&error);
         error.exit_code()
-    })
+    });
+    logs::flush();
+    code
 }
 
-fn run(cli: Cli) -> Result<ExitCode, CliError> {
-    log_to_stderr(&cli.log)?;
+fn run() -> Result<ExitCode, CliError> {
+    let translated = vllm_flags::translate(std::env::args_os(), &Cli::command())?;
+    let cli = Cli::parse_from(translated.args);
+    logs::start(&cli.log, cli.log_format)?;
+    if !translated.ignored.is_empty() {
+        let ignored = translated.ignored.join(", ");
+        warn!("flags of vLLM that do not concern weights have no effect here: {ignored}");
+    }
     match cli.command {
         Command::Preload(args) => preload::run(&args, &cli.log),
         Command::Attach(args) => attach::run(&args),
@@ -53,19 +62,4 @@ fn run(cli: Cli) -> Result<ExitCode, CliError> {
         Command::Loader(args) => loader::run(&args),
         Command::Probe(args) => probe::run(&args),
     }
-}
-
-/// Logs go to stderr: stdout is for answers. A log that cannot be written is lost, and no reason to
-/// end: the server outlives the terminal that started it.
-fn log_to_stderr(filter: &str) -> Result<(), CliError> {
-    let filter = EnvFilter::try_new(filter)
-        .map_err(|error| CliError::Usage(format!("cannot read the log filter {filter:?}: {error}")))?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .with_target(false)
-        .log_internal_errors(false)
-        .init();
-    Ok(())
 }

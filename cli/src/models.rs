@@ -5,7 +5,7 @@ use crate::error::CliError;
 use crate::node::{self, LocalRank};
 use crate::speculative::Speculative;
 use std::path::PathBuf;
-use weightd_checkpoint::{Checkpoint, KeyOptions, NodePlan, Rank};
+use weightd_checkpoint::{Checkpoint, KeyOptions, NodePlan, Rank, Sharding};
 use weightd_core::content::{CheckpointId, Key, Role};
 use weightd_core::wire::message::DaemonId;
 
@@ -23,7 +23,7 @@ pub struct Model {
 /// What is said of speculative decoding.
 pub fn speculative(args: &ModelArgs) -> Result<Option<Speculative>, CliError> {
     let tp = args.sharding.parallel.tensor_parallel_size;
-    let config = args.speculative_config.as_deref();
+    let config = args.weights.speculative_config.as_deref();
     config.map(|config| Speculative::parse(config, tp)).transpose()
 }
 
@@ -49,10 +49,7 @@ pub fn models(args: &ModelArgs, ranks: &[LocalRank]) -> Result<Vec<Model>, CliEr
     let draft = Model {
         role: Role::Draft,
         path: draft.model.unwrap_or_else(|| args.model.clone()),
-        keys: KeyOptions {
-            sharding: keys.sharding.of_draft(draft.kind),
-            ..keys
-        },
+        keys: keys.of_draft(draft.kind, draft.quantization),
         members: (ranks.len() as DaemonId..).zip(ranks_of_draft).collect(),
     };
     Ok(vec![target, draft])
@@ -64,11 +61,15 @@ impl Model {
         Checkpoint::open(&self.path).map_err(|error| self.failure(error))
     }
 
-    /// Plans what of the checkpoint goes to the members: all that can be refused before a byte of the
-    /// weights is read.
-    pub fn plan(&self, checkpoint: &Checkpoint) -> Result<NodePlan, CliError> {
+    /// The rules of the checkpoint, applied.
+    pub fn sharding<'a>(&self, checkpoint: &'a Checkpoint) -> Result<Sharding<'a>, CliError> {
+        Sharding::new(checkpoint, &self.keys.sharding).map_err(|error| self.failure(error))
+    }
+
+    /// Plans what of the checkpoint goes to the members.
+    pub fn plan(&self, sharding: &Sharding<'_>) -> Result<NodePlan, CliError> {
         let ranks: Vec<_> = self.members.iter().map(|(_, rank)| *rank).collect();
-        node::plan(checkpoint, &self.keys.sharding, &ranks).map_err(|error| self.failure(error))
+        node::plan(sharding, &ranks).map_err(|error| self.failure(error))
     }
 
     /// The key of one rank's content.
@@ -79,17 +80,8 @@ impl Model {
         rank: &LocalRank,
     ) -> Result<Key, CliError> {
         self.keys
-            .key(checkpoint, identity.clone(), self.coordinates(rank), self.role)
+            .key(checkpoint, identity.clone(), Rank::of(&rank.placement))
             .map_err(|error| self.failure(error))
-    }
-
-    /// Where a rank stands; a draft has one stage.
-    pub fn coordinates(&self, rank: &LocalRank) -> Rank {
-        let coordinates = Rank::of(&rank.placement);
-        match self.role {
-            Role::Target => coordinates,
-            Role::Draft => Rank { pp: 0, ..coordinates },
-        }
     }
 
     /// The same without the members that `wanted` does not name.
@@ -98,7 +90,8 @@ impl Model {
         self
     }
 
-    fn failure(&self, error: impl std::fmt::Display) -> CliError {
+    /// An error of this model.
+    pub fn failure(&self, error: impl std::fmt::Display) -> CliError {
         match self.role {
             Role::Target => CliError::failure(error),
             Role::Draft => CliError::Failure(format!("draft: {error}")),

@@ -5,7 +5,7 @@ use crate::args::{DeviceArg, ModelArgs, ParallelArgs, ShardingArgs, WhereArgs};
 use crate::devices::{Devices, Finder};
 use crate::error::CliError;
 use std::path::{Path, PathBuf};
-use weightd_checkpoint::{Checkpoint, KeyOptions, NodePlan, ShardingOptions, TpPlan};
+use weightd_checkpoint::{KeyOptions, NodePlan, Sharding, ShardingOptions, TpPlan};
 use weightd_core::content::{HandleKind, Role};
 use weightd_core::plan::placement::{Node, Parallel, Placement, place};
 use weightd_gpu::{Device, DeviceKind};
@@ -44,7 +44,7 @@ pub struct LocalRank {
 }
 
 /// The parallel sizes of the whole world.
-fn parallel(args: &ParallelArgs) -> Parallel {
+pub fn parallel(args: &ParallelArgs) -> Parallel {
     Parallel {
         tensor: args.tensor_parallel_size,
         pipeline: args.pipeline_parallel_size,
@@ -68,19 +68,32 @@ pub fn sharding(args: &ShardingArgs) -> Result<ShardingOptions, CliError> {
     })
 }
 
-/// Where this node's ranks are placed. `devices` is how many it has, where that is limited.
-fn placements(args: &ParallelArgs, devices: Option<u32>) -> Result<Vec<Placement>, CliError> {
-    let node = Node {
+/// What this node is told of its part of the world. `devices` is how many it has, where that is limited.
+pub fn node(args: &ParallelArgs, devices: Option<u32>) -> Result<Node, CliError> {
+    let (start, local) = match (args.data_parallel_rank, args.data_parallel_size_local) {
+        (Some(rank), None | Some(1)) => (rank, 1),
+        (Some(rank), Some(local)) => {
+            return Err(CliError::Usage(format!(
+                "--data-parallel-rank {rank} is one replica, but --data-parallel-size-local is {local}: leave one of \
+                 them out, or name the first replica with --data-parallel-start-rank"
+            )));
+        }
+        (None, local) => (
+            args.data_parallel_start_rank,
+            local.unwrap_or(args.data_parallel_size),
+        ),
+    };
+    Ok(Node {
         nnodes: args.nnodes,
         node_rank: args.node_rank,
-        data_parallel_size_local: args.data_parallel_size_local.unwrap_or(args.data_parallel_size),
-        data_parallel_start_rank: args.data_parallel_start_rank,
+        data_parallel_size_local: local,
+        data_parallel_start_rank: start,
         ranks_per_device: args.ranks_per_device,
         device_slots: devices.map(|devices| devices.saturating_mul(args.ranks_per_device)),
-        master_port: args.master_port,
+        // With both, the engines' own port is the other one.
+        master_port: args.weight_cache_master_port.or(args.master_port),
         draft_master_port: args.draft_master_port,
-    };
-    place(&parallel(args), &node).map_err(CliError::usage)
+    })
 }
 
 /// This node's ranks, in the order of their local numbers, with their devices.
@@ -94,19 +107,13 @@ pub fn local_ranks(
         placement,
         device: devices.get(placement.device),
     };
-    Ok(placements(args, devices.count())?
-        .into_iter()
-        .map(on_device)
-        .collect())
+    let node = node(args, devices.count())?;
+    let placements = place(&parallel(args), &node).map_err(CliError::usage)?;
+    Ok(placements.into_iter().map(on_device).collect())
 }
 
-/// Plans what of a checkpoint goes to which of these ranks: all that can be refused before a byte of
-/// the weights is read.
-pub fn plan(
-    checkpoint: &Checkpoint,
-    sharding: &ShardingOptions,
-    ranks: &[LocalRank],
-) -> Result<NodePlan, CliError> {
+/// Plans what of a checkpoint goes to which of these ranks.
+pub fn plan(sharding: &Sharding<'_>, ranks: &[LocalRank]) -> Result<NodePlan, CliError> {
     let placed: Vec<_> = ranks
         .iter()
         .map(|rank| (rank.placement, rank.device.uuid()))
@@ -115,7 +122,7 @@ pub fn plan(
         Some(DeviceKind::Cuda) => HandleKind::CudaFd,
         _ => HandleKind::Memfd,
     };
-    NodePlan::new(checkpoint, sharding, &placed, handle).map_err(CliError::failure)
+    NodePlan::new(sharding, &placed, handle).map_err(CliError::failure)
 }
 
 /// The socket of one rank's daemon.
@@ -133,10 +140,13 @@ pub fn socket_of(
 
 /// What beside the checkpoint decides the keys of a model.
 pub fn key_options(args: &ModelArgs, sharding: &ShardingOptions) -> KeyOptions {
+    let weights = &args.weights;
     KeyOptions {
-        revision: args.revision.clone(),
-        engine_version: args.engine_version.clone(),
-        extra: args.key_extra.iter().cloned().collect(),
+        quantization: weights.quantization.clone(),
+        quantization_override: weights.quantization_config.clone(),
+        revision: weights.revision.clone(),
+        engine_version: weights.engine_version.clone(),
+        extra: weights.key_extra.iter().cloned().collect(),
         ..KeyOptions::new(sharding.clone())
     }
 }

@@ -2,11 +2,12 @@
 
 use crate::args::ServerArgs;
 use crate::error::CliError;
+use crate::logs::{DaemonName, about};
 use crate::signals::Signals;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 use weightd_blocking::serve::{ServerProcess, serve};
 use weightd_core::machine::{Limits, Origin, Server, ServerEvent};
 use weightd_core::wire::message::DaemonId;
@@ -48,15 +49,12 @@ fn raise_descriptor_limit() {
 
 fn log(server: &Server<OwnedFd>, event: &ServerEvent) {
     // As the launcher calls it, and the operator.
-    let name = |daemon: &DaemonId| match server.info(*daemon) {
-        Some(info) => format!("rank {}", info.global_rank),
-        None => format!("daemon {daemon}"),
-    };
+    let name = |daemon: &DaemonId| DaemonName::new(*daemon, server.info(*daemon));
     match event {
         ServerEvent::Led { pid } => debug!("led by launcher {pid}"),
         ServerEvent::LeaderGone => warn!("the launcher is gone: serving on without it"),
         ServerEvent::Serving { daemon, generation } => {
-            debug!("{}: holding generation {generation}", name(daemon))
+            about!(debug, name(daemon), "holding generation {generation}")
         }
         ServerEvent::Sent {
             daemon,
@@ -64,16 +62,16 @@ fn log(server: &Server<OwnedFd>, event: &ServerEvent) {
             generation,
             tensors,
             aliases,
-        } => {
-            info!(
-                "{}: sent {tensors} tensors (+{aliases} aliases) of generation {generation} to pid {pid}",
-                name(daemon)
-            );
-        }
+        } => about!(
+            info,
+            name(daemon),
+            "sent {tensors} tensors (+{aliases} aliases) of generation {generation} to pid {pid}"
+        ),
         ServerEvent::Mismatched { daemon, pid, fields } => {
-            warn!(
-                "{}: mismatch with pid {pid} in {}",
+            about!(
+                warn,
                 name(daemon),
+                "mismatch with pid {pid} in {}",
                 fields.join(", ")
             );
         }
@@ -81,41 +79,42 @@ fn log(server: &Server<OwnedFd>, event: &ServerEvent) {
             daemon,
             pid,
             generation,
-        } => {
-            debug!("{}: pid {pid} leases generation {generation}", name(daemon));
-        }
+        } => about!(debug, name(daemon), "pid {pid} leases generation {generation}"),
         ServerEvent::LeaseEnded {
             daemon,
             pid,
             generation,
-        } => {
-            debug!(
-                "{}: pid {pid} ended its lease of generation {generation}",
-                name(daemon)
-            );
-        }
+        } => about!(
+            debug,
+            name(daemon),
+            "pid {pid} ended its lease of generation {generation}"
+        ),
         ServerEvent::Released { daemon, generation } => {
-            info!("{}: released generation {generation}", name(daemon))
+            about!(info, name(daemon), "released generation {generation}")
         }
         ServerEvent::ImportFailed { daemon, pid, why } => {
-            warn!("{}: pid {pid} could not import: {why:?}", name(daemon));
+            about!(warn, name(daemon), "pid {pid} could not import: {why:?}");
         }
         // The launcher, which found that out, warns of it.
         ServerEvent::Lost { daemon, generation } => {
-            debug!(
-                "{}: daemon lost: generation {generation} is gone from its device",
-                name(daemon)
+            about!(
+                debug,
+                name(daemon),
+                "daemon lost: generation {generation} is gone from its device"
             );
         }
         ServerEvent::Ended { origin, peer, why } => {
-            let place = match origin {
-                Origin::Daemon(daemon) => name(daemon),
-                _ => "control socket".to_owned(),
-            };
-            warn!(
-                "{place}: ended the connection of pid {} (uid {}): {why}",
-                peer.pid, peer.uid
-            );
+            let (pid, uid) = (peer.pid, peer.uid);
+            match origin {
+                Origin::Daemon(daemon) => {
+                    about!(
+                        warn,
+                        name(daemon),
+                        "ended the connection of pid {pid} (uid {uid}): {why}"
+                    );
+                }
+                _ => warn!("control socket: ended the connection of pid {pid} (uid {uid}): {why}"),
+            }
         }
         ServerEvent::Stop { orphaned } => debug!("stopping (orphaned: {orphaned})"),
     }

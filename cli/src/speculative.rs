@@ -3,7 +3,7 @@
 use crate::error::CliError;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
-use weightd_checkpoint::{Checkpoint, Draft};
+use weightd_checkpoint::{Checkpoint, CheckpointError, Draft};
 
 /// What weights matter to of it; the rest is the engine's.
 #[derive(Debug, Deserialize)]
@@ -11,6 +11,7 @@ struct Config {
     method: Option<String>,
     model: Option<PathBuf>,
     draft_tensor_parallel_size: Option<u32>,
+    quantization: Option<String>,
 }
 
 /// How an engine drafts.
@@ -27,6 +28,8 @@ pub struct Drafted {
     pub kind: Draft,
     /// Its checkpoint, where that is not the target's.
     pub model: Option<PathBuf>,
+    /// The quantization method that was asked for.
+    pub quantization: Option<String>,
 }
 
 impl Speculative {
@@ -40,10 +43,9 @@ impl Speculative {
         })?;
         let method = match (config.method, &config.model) {
             (Some(method), _) => method,
-            (None, Some(model)) => method_of(model).ok_or_else(|| {
+            (None, Some(model)) => method_of(model).map_err(|error| {
                 usage(format!(
-                    "name the method: it cannot be told from {}",
-                    model.display()
+                    "the method cannot be told from the draft: {error}; name it"
                 ))
             })?,
             (None, None) => return Err(usage("name a method: mtp, eagle or eagle3".to_owned())),
@@ -68,19 +70,19 @@ impl Speculative {
             _ => Ok(Speculative::Drafted(Drafted {
                 kind,
                 model: config.model,
+                quantization: config.quantization,
             })),
         }
     }
 }
 
-/// The method that a draft's checkpoint is for, by its architecture.
-fn method_of(model: &Path) -> Option<String> {
-    let checkpoint = Checkpoint::open(model).ok()?;
+/// The method that a draft's checkpoint is for, by its architecture; any other model just drafts.
+fn method_of(model: &Path) -> Result<String, CheckpointError> {
+    let checkpoint = Checkpoint::open(model)?;
     let architecture = checkpoint.config().architectures.join(",").to_lowercase();
-    ["eagle3", "eagle", "mtp"]
-        .into_iter()
-        .find(|method| architecture.contains(method))
-        .map(str::to_owned)
+    let known = ["eagle3", "eagle", "mtp"];
+    let found = known.into_iter().find(|method| architecture.contains(method));
+    Ok(found.unwrap_or("draft_model").to_owned())
 }
 
 #[cfg(test)]
@@ -97,6 +99,7 @@ mod tests {
             Ok(Speculative::Drafted(Drafted {
                 kind,
                 model: model.map(PathBuf::from),
+                quantization: None,
             }))
         };
         assert_eq!(
@@ -122,7 +125,7 @@ mod tests {
         let error = |json: &str| parse(json).unwrap_err();
         assert!(error("{").contains("--speculative-config"), "{}", error("{"));
         assert!(error(r#"{"num_speculative_tokens":1}"#).contains("name a method"));
-        assert!(error(r#"{"model":"/nowhere"}"#).contains("cannot be told from /nowhere"));
+        assert!(error(r#"{"model":"/nowhere"}"#).contains("/nowhere"));
         assert!(error(r#"{"method":"eagle"}"#).contains("\"model\""));
         assert!(error(r#"{"method":3}"#).contains("expected JSON"));
         assert!(error(r#"{"method":"mtp","draft_tensor_parallel_size":1}"#).contains("target's 2"));

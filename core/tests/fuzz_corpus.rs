@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use weightd_core::content::{CheckpointId, DeviceUuid, Generation, HandleKind, Key, Role};
 use weightd_core::wire::Header;
 use weightd_core::wire::fuzz::frame_decoder;
+use weightd_core::wire::message::{Activity, CodeCount, FieldCount, Lease, Leased, Loaded};
 use weightd_core::wire::message::{ContentInfo, DaemonInfo, Define, Expects, GetState, Publish, RegionInfo};
 use weightd_core::wire::message::{
     Failure, GetMemory, GetStatus, Holds, Lead, Message, Mismatch, Report, State,
@@ -169,6 +170,40 @@ fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         },
         0,
     );
+    let activity = frame(
+        Activity {
+            need_digest: 1,
+            mismatches: 2,
+            mismatched: vec![FieldCount {
+                field: "dtype".into(),
+                count: 2,
+            }],
+            refused: vec![CodeCount { code: 7, count: 3 }],
+            generations: vec![Leased {
+                generation,
+                bytes: 4096,
+                leases: 2,
+            }],
+            leases: vec![Lease { pid: 9, generation }; 2],
+            more_generations: 0,
+            more_leases: 1,
+        },
+        0,
+    );
+    let loaded = frame(
+        Loaded {
+            daemon: 1,
+            checkpoint: "/models/x".into(),
+            tensors: 2,
+            bytes: 4096,
+            buffered: 8192,
+            direct: 4096,
+            daemons: 2,
+            micros: 1,
+            path: "direct".into(),
+        },
+        0,
+    );
     let two = [frame(GetMemory {}, 0), state.clone()].concat();
     let changed = |change: fn(&mut Vec<u8>)| {
         let mut bytes = frame(GetStatus {}, 0);
@@ -191,6 +226,8 @@ fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("report", input(&[], &report)),
         ("failure", input(&[(19, 0), (1, 0)], &failure)),
         ("mismatch", input(&[], &mismatch)),
+        ("activity", input(&[(30, 0), (255, 0)], &activity)),
+        ("loaded", input(&[], &loaded)),
         ("lead", input(&[], &frame(Lead { pid: 9 }, 0))),
         ("half_a_header", input(&[], &state[..11])),
         ("half_a_body", input(&[(20, 2)], &state[..40])),

@@ -6,10 +6,10 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
-use weightd_core::machine::{ConnId, IN_FLIGHT_PAUSE, Machine, Origin, Output};
+use weightd_core::machine::{ConnId, Ends, IN_FLIGHT_PAUSE, Machine, Origin, Output};
 use weightd_core::peer::{Facts, Peer};
 use weightd_core::time::Now;
 use weightd_socket::listen::{AcceptError, accept};
@@ -53,8 +53,24 @@ struct Socket {
 #[derive(Debug)]
 enum Target {
     Conn(ConnId),
-    Listener(OwnedFd, Origin),
+    Listener(Listening, Origin),
     Watch,
+}
+
+#[derive(Debug)]
+enum Listening {
+    Own(OwnedFd),
+    /// The machine holds it too.
+    Shared(Ends<OwnedFd>),
+}
+
+impl AsFd for Listening {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listening::Own(listener) => listener.as_fd(),
+            Listening::Shared(ends) => ends.listener().as_fd(),
+        }
+    }
 }
 
 /// Moves bytes and descriptors between sockets and a machine. [`turn`](Driver::turn) never blocks;
@@ -139,6 +155,10 @@ impl<M: Machine<OwnedFd>> Driver<M> {
 
     /// Accepts connections on a non-blocking listener.
     pub fn listen(&mut self, listener: OwnedFd, origin: Origin) -> io::Result<()> {
+        self.listen_on(Listening::Own(listener), origin)
+    }
+
+    fn listen_on(&mut self, listener: Listening, origin: Origin) -> io::Result<()> {
         let token = self.register(&listener, Interest::READABLE)?;
         self.targets.insert(token, Target::Listener(listener, origin));
         self.pending.insert(token);
@@ -360,7 +380,9 @@ impl<M: Machine<OwnedFd>> Driver<M> {
                         self.ready.remove(&conn);
                     }
                 }
-                Output::Listen { daemon, listener } => self.listen(listener, Origin::Daemon(daemon))?,
+                Output::Listen { daemon, ends } => {
+                    self.listen_on(Listening::Shared(ends), Origin::Daemon(daemon))?
+                }
                 Output::Discard { id, descriptor } => self.reaper.discard(id, descriptor),
             }
         }

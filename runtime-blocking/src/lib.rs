@@ -4,6 +4,7 @@
 //! * [`driver`]: drives a machine with many connections (a server, a vault); never blocks.
 //! * [`client`]: drives one attach, and the blocking [`client::attach`] on it.
 //! * [`request`]: one question to a daemon, and its answer.
+//! * [`adopt`]: adopting a server whose launcher is gone.
 //! * [`channel`]: a loader's side of its channel to the launcher.
 //! * [`serve`]: the blocking loop of a server.
 //!
@@ -13,6 +14,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod adopt;
 pub mod channel;
 pub mod client;
 mod clock;

@@ -83,7 +83,14 @@ fn remove_sockets(server: &Server<OwnedFd>, control: &Path) {
         }
     }
     // The launcher had this lock, and is gone. Nobody else uses this name.
-    if let Ok(lock) = Lock::acquire(control) {
+    let copy = server
+        .control_ends()
+        .and_then(|ends| ends.lock().try_clone().ok());
+    let lock = match copy {
+        Some(copy) => Lock::adopt(copy, control),
+        None => Lock::acquire(control),
+    };
+    if let Ok(lock) = lock {
         let _ = listen::remove(&lock);
         let _ = lock.remove();
     }

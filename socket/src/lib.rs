@@ -10,6 +10,8 @@
 //! * [`message`]: bytes and descriptors, one way and the other.
 //! * [`facts`]: what a received descriptor is, asked of the kernel.
 //! * [`credentials`]: who we are and who the peer is.
+//! * [`notify`]: telling a service manager something, and giving it descriptors.
+//! * [`inherited`]: taking descriptors that a service manager gave this process.
 //!
 //! No function here waits: sockets are non-blocking, and what would block is an error of its own.
 //! Nothing here knows a message's meaning, a time-out or a retry.
@@ -23,9 +25,11 @@ pub mod connect;
 pub mod credentials;
 pub mod dir;
 pub mod facts;
+pub mod inherited;
 pub mod listen;
 pub mod lock;
 pub mod message;
+pub mod notify;
 pub mod path;
 
 /// An operating system call on a path failed.

@@ -2,17 +2,20 @@
 
 use crate::IoError;
 use crate::credentials::peer;
+use crate::facts::facts;
 use crate::lock::Lock;
 use crate::path::{PathError, check_length};
 use rustix::fs::{Mode, chmod, rename, unlink};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, getsockname, listen,
+    socket_with,
 };
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use weightd_core::peer::Peer;
+use weightd_core::peer::{FileKind, Peer};
 
 /// Connections that wait to be accepted; the kernel lowers it to `net.core.somaxconn`. Large,
 /// since engines queue here while a dead server is replaced.
@@ -87,6 +90,16 @@ impl AsFd for Pending {
 pub fn remove(lock: &Lock) -> Result<(), ListenError> {
     owned(lock)?;
     Ok(remove_if_there(lock.socket())?)
+}
+
+/// Whether this is a listening socket that [`Pending`] made for `socket`. That the file at that path leads
+/// to it still, only a connection shows.
+pub fn was_bound_for(listener: impl AsFd, socket: &Path) -> bool {
+    let address = getsockname(&listener).and_then(SocketAddrUnix::try_from);
+    // A socket keeps the address that it was bound to, also after its file was renamed.
+    let bound = address.as_ref().map(SocketAddrUnix::path_bytes);
+    facts(&listener).file == FileKind::Listener
+        && bound == Ok(Some(socket.with_extension("tmp").as_os_str().as_bytes()))
 }
 
 /// The next connection, non-blocking and close-on-exec, and who made it; `None` where none waits.

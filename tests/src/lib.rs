@@ -12,7 +12,7 @@ pub use resident::{Resident, publication};
 use std::path::{Path, PathBuf};
 use weightd_blocking::client::Engine;
 use weightd_checkpoint::{Checkpoint, KeyOptions, Rank, ShardingOptions};
-use weightd_core::content::{CheckpointId, Key, Role};
+use weightd_core::content::{CheckpointId, Key};
 use weightd_core::machine::Fault;
 use weightd_gpu::Weights;
 
@@ -36,7 +36,7 @@ pub fn key() -> Key {
         digest: Some(digest),
         ..checkpoint.identity()
     };
-    let key = KeyOptions::new(ShardingOptions::default()).key(&checkpoint, identity, rank, Role::Target);
+    let key = KeyOptions::new(ShardingOptions::default()).key(&checkpoint, identity, rank);
     key.expect("a key of the checkpoint in data/")
 }
 

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
-use weightd_checkpoint::{Checkpoint, Layout, NodePlan, ShardingOptions};
+use weightd_checkpoint::{Checkpoint, Layout, NodePlan, Sharding, ShardingOptions};
 use weightd_core::content::{DeviceUuid, HandleKind};
 use weightd_core::plan::experts::ExpertPlacement;
 use weightd_core::plan::placement::{Node, Parallel, place};
@@ -206,5 +206,10 @@ pub fn plan_one(checkpoint: &Checkpoint, options: &ShardingOptions) -> NodePlan 
     let parallel = options.parallel;
     let placements = place(&parallel, &Node::single(parallel.data)).unwrap();
     let rank = (placements[3], DeviceUuid([3; 16]));
-    NodePlan::new(checkpoint, options, &[rank], HandleKind::CudaFd).unwrap()
+    NodePlan::new(
+        &Sharding::new(checkpoint, options).unwrap(),
+        &[rank],
+        HandleKind::CudaFd,
+    )
+    .unwrap()
 }

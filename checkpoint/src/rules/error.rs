@@ -54,6 +54,16 @@ pub enum RuleError {
          the engine publish what it made of them"
     )]
     QuantizedLayout { tensor: String, method: String },
+    /// Quantized weights of which the configuration does not say how.
+    #[error(
+        "{tensor} is quantized, and config.json has no quantization_config: put it there (tools write it to \
+         hf_quant_config.json, quantize_config.json or quant_config.json), or use one rank, --dtype auto and layout \
+         checkpoint"
+    )]
+    QuantizedUnsaid { tensor: String },
+    /// A configuration without a method.
+    #[error("quantization_config in config.json does not say quant_method: add it")]
+    QuantizationUnnamed,
     /// A method that is not known.
     #[error(
         "quantization method {method:?} (quant_method in config.json) is not supported; use a checkpoint quantized with \
@@ -114,6 +124,23 @@ pub enum RuleError {
         field: &'static str,
         value: String,
     },
+    /// A draft's tensors that no rule covers.
+    #[error(
+        "the draft has no sharding rule for {}{}: use tensor parallel size 1, or a draft of another kind",
+        .tensors.join(", "), unlisted(.more)
+    )]
+    UncoveredDraft { tensors: Vec<String>, more: usize },
+    /// The layers are not those of the configuration.
+    #[error(
+        "{tensor} is of layer {layer}, and config.json says {layers} layers (num_hidden_layers): correct config.json"
+    )]
+    LayerBeyond { tensor: String, layer: u64, layers: u64 },
+    /// A stage would lack its layers.
+    #[error(
+        "the checkpoint has no tensor of layer {layer} of {layers} (num_hidden_layers in config.json), or names its \
+         layers in a way that is not known: use pipeline parallel size 1"
+    )]
+    LayerMissing { layer: u64, layers: u64 },
     /// There is no such draft in the checkpoint.
     #[error(
         "the checkpoint has no layers at or beyond num_hidden_layers ({layers}), which method mtp takes for its draft: use \
@@ -139,11 +166,15 @@ pub enum RuleError {
     Heads { ranks: u64, heads: u64 },
     /// Key and value heads can neither be divided nor repeated.
     #[error(
-        "{ranks} tensor parallel ranks neither evenly divide the {heads} key and value heads nor are a multiple of them"
+        "{ranks} tensor parallel ranks neither evenly divide the {heads} key and value heads nor are a multiple of them: \
+         use a size that is either"
     )]
     KvHeads { ranks: u64, heads: u64 },
     /// The rule's dimension cannot be divided.
-    #[error("{tensor} has a dimension of size {size} to split, which {parts} {of} do not evenly divide")]
+    #[error(
+        "{tensor} has a dimension of size {size} to split, which {parts} {of} do not evenly divide: use \
+         a tensor parallel size that divides it"
+    )]
     Indivisible {
         tensor: String,
         size: u64,
@@ -161,12 +192,12 @@ pub enum RuleError {
         of: &'static str,
         head_dim: u64,
     },
-    /// The vocabulary is too small to give every rank rows.
+    /// The last rank would have nothing.
     #[error(
-        "{tensor} has {size} rows: with {ranks} ranks of {per_rank} rows the last would have none; use a \
+        "{tensor} has {size} rows to split: with {ranks} ranks of {per_rank} rows the last would have none; use a \
          smaller tensor parallel size"
     )]
-    EmptyVocabulary {
+    NothingLeft {
         tensor: String,
         size: u64,
         ranks: u64,
@@ -179,14 +210,17 @@ pub enum RuleError {
     )]
     PaddedVocabulary { tensor: String, padded: u64, ranks: u64 },
     /// The rule splits a dimension that the tensor does not have.
-    #[error("{tensor} of shape {shape:?} has no dimension {dim} to split")]
+    #[error(
+        "{tensor} of shape {shape:?} has no dimension {dim} to split: give it the rule \"replicated\" in --tp-plan"
+    )]
     NoDimension {
         tensor: String,
         shape: Vec<u64>,
         dim: usize,
     },
     /// A cut would go through a byte.
-    #[error("{tensor} of shape {shape:?} and type {} would be cut inside a byte", .dtype.name())]
+    #[error("{tensor} of shape {shape:?} and type {} would be cut inside a byte: use a smaller tensor \
+         parallel size", .dtype.name())]
     CutsByte {
         tensor: String,
         shape: Vec<u64>,
@@ -210,17 +244,20 @@ pub enum RuleError {
     #[error("expert parallelism is for models with experts, and this checkpoint has none: leave it out")]
     NoExperts,
     /// A fused tensor lacks a part.
-    #[error("{fused} cannot be fused: the checkpoint lacks {part}")]
+    #[error("{fused} cannot be fused: the checkpoint lacks {part}; complete it, or use layout checkpoint")]
     PartMissing { fused: String, part: String },
     /// A fused tensor's parts do not fit together.
-    #[error("{fused} cannot be fused: {first} and {second} do not go together")]
+    #[error("{fused} cannot be fused: {first} and {second} do not go together; use layout checkpoint")]
     PartsDiffer {
         fused: String,
         first: String,
         second: String,
     },
     /// A tensor that has to be looked at could not be read.
-    #[error("cannot compare {what} with what config.json ties it to: {why}")]
+    #[error(
+        "cannot compare {what} with what config.json ties it to: {why}; set tie_word_embeddings to false if they \
+         are not the same"
+    )]
     Unreadable { what: &'static str, why: String },
 }
 

@@ -1,9 +1,10 @@
 //! Layouts: which stored tensors make up which held ones, and by which names and types.
 
+use super::applied::no_layout;
 use super::name::{self, Expert};
 use super::stage::Stage;
-use super::tables::{ExpertNames, Stacked, Table, Vllm};
-use super::{Layout, RuleError, RuledTensor, ShardingOptions, no_layout, split};
+use super::tables::{ExpertNames, Fused, Stacked, Table, Vllm};
+use super::{Layout, RuleError, RuledTensor, ShardingOptions, split};
 use crate::{ModelConfig, StoredTensor};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -278,13 +279,18 @@ impl<'t, 'a> Fusing<'t, 'a> {
                 return target(format!("{experts}.routed_experts.w2_{field}"), 0, down, true);
             }
         }
-        for (fused, parts) in self.vllm.fused {
+        for &Fused {
+            into,
+            parts,
+            if_first,
+        } in self.vllm.fused
+        {
             let Some(place) = parts.iter().position(|part| *part == last) else {
                 continue;
             };
             let sibling = |part: &str| format!("{parent}.{part}.{field}");
-            if self.by_name.contains_key(sibling(parts[0]).as_str()) {
-                return target(sibling(fused), place, parts, false);
+            if !if_first || self.by_name.contains_key(sibling(parts[0]).as_str()) {
+                return target(sibling(into), place, parts, false);
             }
         }
         target(tensor.name.to_owned(), 0, ALONE, false)
@@ -319,10 +325,13 @@ impl<'t, 'a> Fusing<'t, 'a> {
         }
         let tensor = |(part, _): &(SlotPart, usize)| &self.tensors[part.tensor];
         let first = tensor(&parts[0]);
+        // What is one number for a module is not made of its parts' numbers.
+        let is_scalar = of.len() > 1 && slot.dim >= first.stored.shape.len();
         for (number, other) in parts.iter().enumerate() {
             let other = tensor(other);
             let same_place = tensor(&parts[number % of.len()]);
-            if other.stored.dtype != first.stored.dtype
+            if is_scalar
+                || other.stored.dtype != first.stored.dtype
                 || other.stored.shape != same_place.stored.shape
                 || !fits(&other.stored.shape, &first.stored.shape, slot.dim)
             {

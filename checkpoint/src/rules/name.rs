@@ -79,9 +79,10 @@ fn numbered(tensor: &str, words: &[&str]) -> Option<u64> {
     })
 }
 
-/// What stands between the dots. (Names have short parts, which a search for a character is slow for.)
+/// What stands between the dots.
 fn parts(name: &str) -> impl Iterator<Item = &str> {
-    name.split(|c| c == '.')
+    // One of several characters is looked for one by one: faster than a search, so close as dots are.
+    name.split(['.'])
 }
 
 fn number(part: &str) -> Option<u64> {

@@ -41,7 +41,17 @@ impl ShardingOptions {
         }
     }
 
-    /// The same for a draft, which has no pipeline stages and no rules but the built-in ones.
+    /// Whether a rank is one of the world. (Without stages, pipeline ranks are all alike.)
+    pub(crate) fn has(&self, rank: Rank) -> bool {
+        let Parallel {
+            tensor,
+            pipeline,
+            data,
+        } = self.parallel;
+        rank.tp < tensor && rank.dp < data && (pipeline == 1 || rank.pp < pipeline)
+    }
+
+    /// The same for a draft, which has no pipeline stages.
     pub fn of_draft(&self, draft: Draft) -> ShardingOptions {
         ShardingOptions {
             part: ModelPart::Draft(draft),
@@ -50,7 +60,8 @@ impl ShardingOptions {
                 ..self.parallel
             },
             layer_partition: None,
-            tp_plan: None,
+            // Only a draft from the target's own checkpoint has the names that the plan is of.
+            tp_plan: self.tp_plan.clone().filter(|_| draft == Draft::Mtp),
             ..self.clone()
         }
     }
@@ -74,6 +85,16 @@ pub enum Draft {
     Mtp,
     /// A decoder in a checkpoint of its own that goes by the target's hidden states (EAGLE and EAGLE3).
     Eagle,
+}
+
+impl Draft {
+    /// The name that keys use.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Draft::Mtp => "mtp",
+            Draft::Eagle => "eagle",
+        }
+    }
 }
 
 impl Default for ShardingOptions {

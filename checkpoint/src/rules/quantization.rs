@@ -4,311 +4,14 @@
 //! theirs counts outputs or inputs, one by one, in packs or in blocks. That is all that splitting needs
 //! to know, so it is all that is said of a method here.
 
+use super::methods::Axis::{self, Blocks, Each, Packs, Same};
+use super::methods::{Field, METHODS, Method, WHOLE};
 use super::name::Expert;
 use super::{RuleError, name};
 use crate::{Checkpoint, StoredTensor};
 use serde_json::Value;
 use std::collections::HashMap;
-
-/// How a method stores a layer.
-#[derive(Debug)]
-pub(super) struct Method {
-    /// `quant_method` in the configuration.
-    pub names: &'static [&'static str],
-    /// What the configuration has to say beside the name, where that decides: a field and its values,
-    /// the first of which counts where it says nothing.
-    pub variant: Option<(&'static str, &'static [&'static str])>,
-    /// The bits of what elements are packed into.
-    container: u64,
-    /// The bits of an element, where the configuration does not say it.
-    bits: Option<u64>,
-    /// The inputs of a block, where the configuration does not say it.
-    block: Option<u64>,
-    pub fields: &'static [Field],
-}
-
-/// One of the tensors that a layer is stored as.
-#[derive(Debug)]
-pub(super) struct Field {
-    /// How its name ends: after the layer's name and a dot, or as it stands here.
-    suffix: &'static str,
-    out: Axis,
-    input: Axis,
-}
-
-/// The dimension that goes along with one of the layer's. Those before it that count experts are not
-/// counted.
-#[derive(Clone, Copy, Debug)]
-enum Axis {
-    /// None does: it is the same for all parts.
-    Same,
-    /// One element for each.
-    Each(usize),
-    /// One element of the container for as many as it holds.
-    Packs(usize),
-    /// One element for each block.
-    Blocks(usize),
-}
-use Axis::{Blocks, Each, Packs, Same};
-
-/// The methods whose layers can be split.
-const METHODS: &[Method] = &[
-    Method {
-        names: &["gptq"],
-        variant: Some(("checkpoint_format", &["gptq", "gptq_v2"])),
-        container: 32,
-        bits: None,
-        block: None,
-        fields: &[
-            Field {
-                suffix: "qweight",
-                out: Each(1),
-                input: Packs(0),
-            },
-            Field {
-                suffix: "qzeros",
-                out: Packs(1),
-                input: Blocks(0),
-            },
-            Field {
-                suffix: "scales",
-                out: Each(1),
-                input: Blocks(0),
-            },
-            Field {
-                suffix: "g_idx",
-                out: Same,
-                input: Each(0),
-            },
-        ],
-    },
-    Method {
-        names: &["awq"],
-        variant: Some(("version", &["gemm", "GEMM"])),
-        container: 32,
-        bits: None,
-        block: None,
-        fields: &[
-            Field {
-                suffix: "qweight",
-                out: Packs(1),
-                input: Each(0),
-            },
-            Field {
-                suffix: "qzeros",
-                out: Packs(1),
-                input: Blocks(0),
-            },
-            Field {
-                suffix: "scales",
-                out: Each(1),
-                input: Blocks(0),
-            },
-        ],
-    },
-    Method {
-        names: &["fp8", "fbgemm_fp8"],
-        variant: None,
-        container: 8,
-        bits: Some(8),
-        block: None,
-        fields: PLAIN,
-    },
-    Method {
-        names: &["compressed-tensors"],
-        variant: Some((
-            "format",
-            &["dense", "int-quantized", "float-quantized", "naive-quantized"],
-        )),
-        container: 8,
-        bits: Some(8),
-        block: None,
-        fields: PLAIN,
-    },
-    Method {
-        names: &["compressed-tensors"],
-        variant: Some(("format", &["pack-quantized"])),
-        container: 32,
-        bits: None,
-        block: None,
-        fields: PACKED,
-    },
-    Method {
-        names: &["compressed-tensors"],
-        variant: Some(("format", &["nvfp4-pack-quantized"])),
-        container: 8,
-        bits: Some(4),
-        block: Some(16),
-        fields: PACKED,
-    },
-    Method {
-        names: &["compressed-tensors"],
-        variant: Some(("format", &["mxfp4-pack-quantized"])),
-        container: 8,
-        bits: Some(4),
-        block: Some(32),
-        fields: PACKED,
-    },
-    Method {
-        names: &["modelopt", "modelopt_fp8"],
-        variant: Some(("quant_algo", &["FP8"])),
-        container: 8,
-        bits: Some(8),
-        block: None,
-        fields: PLAIN,
-    },
-    Method {
-        names: &["modelopt", "modelopt_fp4"],
-        variant: Some(("quant_algo", &["NVFP4"])),
-        container: 8,
-        bits: Some(4),
-        block: Some(16),
-        fields: &[
-            Field {
-                suffix: "weight",
-                out: Each(0),
-                input: Packs(1),
-            },
-            Field {
-                suffix: "weight_scale",
-                out: Each(0),
-                input: Blocks(1),
-            },
-            Field {
-                suffix: "weight_scale_2",
-                out: Same,
-                input: Same,
-            },
-            Field {
-                suffix: "input_scale",
-                out: Same,
-                input: Same,
-            },
-        ],
-    },
-    Method {
-        names: &["mxfp4"],
-        variant: None,
-        container: 8,
-        bits: Some(4),
-        block: Some(32),
-        // The elements of a block are one more dimension.
-        fields: &[
-            Field {
-                suffix: "_blocks",
-                out: Each(0),
-                input: Blocks(1),
-            },
-            Field {
-                suffix: "_scales",
-                out: Each(0),
-                input: Blocks(1),
-            },
-        ],
-    },
-];
-
-/// An element for each weight. Scales are for a tensor, for each output, or for blocks.
-const PLAIN: &[Field] = &[
-    Field {
-        suffix: "weight",
-        out: Each(0),
-        input: Each(1),
-    },
-    Field {
-        suffix: "weight_scale",
-        out: Blocks(0),
-        input: Blocks(1),
-    },
-    Field {
-        suffix: "weight_scale_inv",
-        out: Blocks(0),
-        input: Blocks(1),
-    },
-    Field {
-        suffix: "weight_zero_point",
-        out: Blocks(0),
-        input: Blocks(1),
-    },
-    Field {
-        suffix: "weight_g_idx",
-        out: Same,
-        input: Each(0),
-    },
-    Field {
-        suffix: "input_scale",
-        out: Same,
-        input: Same,
-    },
-    Field {
-        suffix: "input_zero_point",
-        out: Same,
-        input: Same,
-    },
-];
-
-/// Packed along the inputs; zero points along the outputs.
-const PACKED: &[Field] = &[
-    Field {
-        suffix: "weight_packed",
-        out: Each(0),
-        input: Packs(1),
-    },
-    Field {
-        suffix: "weight_scale",
-        out: Each(0),
-        input: Blocks(1),
-    },
-    Field {
-        suffix: "weight_zero_point",
-        out: Packs(0),
-        input: Blocks(1),
-    },
-    Field {
-        suffix: "weight_g_idx",
-        out: Same,
-        input: Each(0),
-    },
-    Field {
-        suffix: "weight_shape",
-        out: Same,
-        input: Same,
-    },
-    Field {
-        suffix: "weight_global_scale",
-        out: Same,
-        input: Same,
-    },
-    Field {
-        suffix: "input_global_scale",
-        out: Same,
-        input: Same,
-    },
-    Field {
-        suffix: "input_scale",
-        out: Same,
-        input: Same,
-    },
-];
-
-/// Methods of which no more is known than that they are: served as they are stored, never split.
-const WHOLE: &[&str] = &[
-    "aqlm",
-    "auto-round",
-    "bitblas",
-    "bitnet",
-    "bitsandbytes",
-    "eetq",
-    "fp_quant",
-    "higgs",
-    "hqq",
-    "quanto",
-    "quark",
-    "quip",
-    "spqr",
-    "torchao",
-    "vptq",
-];
+use weightd_core::content::Dtype;
 
 /// The quantization of a checkpoint.
 #[derive(Debug)]
@@ -352,12 +55,28 @@ pub(super) struct Dimensions {
 
 impl<'a> Quantization<'a> {
     /// What the configuration says; none where weights are not quantized. Unless something `splits`, only
-    /// the method matters.
-    pub fn of(checkpoint: &'a Checkpoint, splits: bool) -> Result<Option<Quantization<'a>>, RuleError> {
+    /// the method matters. Where the configuration says nothing, neither what is quantized `splits` nor `casts`.
+    pub fn of(
+        checkpoint: &'a Checkpoint,
+        splits: bool,
+        casts: bool,
+    ) -> Result<Option<Quantization<'a>>, RuleError> {
         let Some(config) = &checkpoint.config().quantization_config else {
-            return Ok(None);
+            return match checkpoint
+                .tensors()
+                .iter()
+                .find(|(name, stored)| looks_quantized(name, stored))
+            {
+                Some((tensor, _)) if splits || casts => Err(RuleError::QuantizedUnsaid {
+                    tensor: tensor.to_owned(),
+                }),
+                _ => Ok(None),
+            };
         };
-        let name = checkpoint.config().quant_method().unwrap_or_default();
+        let name = checkpoint
+            .config()
+            .quant_method()
+            .ok_or(RuleError::QuantizationUnnamed)?;
         let method = method(config, name)?;
         let mut found = Quantization {
             name,
@@ -394,6 +113,11 @@ impl<'a> Quantization<'a> {
         Ok(Some(found))
     }
 
+    /// How many inputs make a block; 1 where blocks are not of inputs.
+    pub fn inputs_of_block(&self) -> u64 {
+        self.block[1].max(1)
+    }
+
     /// Why the layers cannot be held as vLLM's modules do.
     pub fn refuse_layout(&self, checkpoint: &Checkpoint) -> RuleError {
         let quantized = checkpoint
@@ -418,15 +142,17 @@ impl<'a> Quantization<'a> {
                 return Ok(None);
             };
             let dim = at + lead(tensor);
-            // One for all of them.
-            let Some(&found) = stored.shape.get(dim).filter(|&&found| found != 1) else {
+            let Some(&found) = stored.shape.get(dim) else {
                 return Ok(None);
             };
-            let size = self.layers.get(layer).map(|sizes| sizes[which]).ok_or_else(|| {
-                RuleError::QuantizedAlone {
-                    tensor: tensor.to_owned(),
-                    method: self.name.to_owned(),
-                }
+            let size = self.layers.get(layer).map(|sizes| sizes[which]);
+            // One for all of them, unless that is a block.
+            if found == 1 && !size.is_some_and(|size| self.is_one_block(axis, which, size)) {
+                return Ok(None);
+            }
+            let size = size.ok_or_else(|| RuleError::QuantizedAlone {
+                tensor: tensor.to_owned(),
+                method: self.name.to_owned(),
             })?;
             let unit = self.unit(axis, which, size)?;
             let expected = size.div_ceil(unit.of) * unit.stored;
@@ -458,7 +184,7 @@ impl<'a> Quantization<'a> {
 
     /// Whether a type that was asked for is for this tensor: never for what belongs to a quantized layer.
     pub fn may_be_cast(&self, tensor: &str, stored: &StoredTensor) -> bool {
-        is_weight_or_bias(tensor) && self.field(tensor, stored).is_none()
+        self.method.is_some() && is_weight_or_bias(tensor) && self.field(tensor, stored).is_none()
     }
 
     /// Whether it is known how this tensor goes along with its layer.
@@ -499,11 +225,16 @@ impl<'a> Quantization<'a> {
                 };
                 let found = stored.shape.get(at + lead(tensor)).copied().unwrap_or(1);
                 let unit = self.unit(axis, which, found)?;
-                Ok(found / unit.stored.max(1) * unit.of)
+                Ok((found / unit.stored).saturating_mul(unit.of))
             };
             layers.insert(layer, [size(main.out, 0)?, size(main.input, 1)?]);
         }
         Ok(layers)
+    }
+
+    /// Whether all of a layer's outputs or inputs are a single block, which cannot be parted.
+    fn is_one_block(&self, axis: Axis, which: usize, size: u64) -> bool {
+        matches!(axis, Blocks(_)) && (2..=self.block[which]).contains(&size)
     }
 
     /// What cannot be parted along one of a layer's dimensions.
@@ -526,6 +257,21 @@ impl<'a> Quantization<'a> {
     }
 }
 
+/// Whether a tensor is one of a quantized layer, by its name or its type alone. Tools put the configuration
+/// into files of their own, which say nothing here.
+fn looks_quantized(tensor: &str, stored: &StoredTensor) -> bool {
+    let fields = METHODS
+        .iter()
+        .flat_map(|method| method.fields)
+        .map(|field| field.suffix);
+    // These alone are common names.
+    let mut telling = fields.filter(|suffix| !["weight", "_scales", "input_scale"].contains(suffix));
+    let last = tensor.rsplit('.').next().unwrap_or(tensor);
+    let is_small = stored.dtype.bits() <= 8 && stored.dtype != Dtype::BOOL;
+    (last == "weight" && is_small)
+        || telling.any(|suffix| last == suffix || (suffix.starts_with('_') && last.ends_with(suffix)))
+}
+
 /// Whether the name is one that tensors have which are not quantized.
 fn is_weight_or_bias(tensor: &str) -> bool {
     let last = tensor.rsplit('.').next().unwrap_or(tensor);
@@ -538,7 +284,6 @@ fn lead(tensor: &str) -> usize {
 }
 
 fn is_float(stored: &StoredTensor) -> bool {
-    use weightd_core::content::Dtype;
     matches!(stored.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F64)
 }
 
@@ -630,8 +375,15 @@ impl Numbers<'_> {
         Ok(found)
     }
 
+    /// Whether groups are of inputs from anywhere. (compressed-tensors' other orders, `weight` or `static`,
+    /// leave groups as they are.)
     fn act_order(&self) -> bool {
-        let ordered = |value: &Value| value.as_bool() == Some(true) || value.as_str() == Some("group");
+        let named = |name: &str| {
+            ["group", "dynamic"]
+                .iter()
+                .any(|group| name.eq_ignore_ascii_case(group))
+        };
+        let ordered = |value: &Value| value.as_bool() == Some(true) || value.as_str().is_some_and(named);
         self.all(&["desc_act", "actorder"])
             .any(|(_, value)| ordered(value))
     }

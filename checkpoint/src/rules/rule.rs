@@ -24,6 +24,11 @@ pub enum Rule {
     Row,
     /// Two projections' inputs one after another, each in equal parts (`packed_rowwise`).
     PackedRow,
+    /// The outputs in parts of whole blocks of a quantization, each of so many outputs for an element of
+    /// such a block, rounded up; the last ranks have what remains.
+    UnevenColumn(u64),
+    /// The same of the inputs.
+    UnevenRow(u64),
     /// The vocabulary of the embedding (`embedding_rowwise`): rows in parts of `size / tp` rows,
     /// rounded up; the last rank has what remains.
     Embedding,

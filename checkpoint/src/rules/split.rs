@@ -133,7 +133,7 @@ impl Splitter<'_> {
         }
         let tensor = Layered::new(name, stored, self.quantization)?;
         let along = match rule {
-            Rule::Row | Rule::PackedRow => tensor.input(self.quantization)?,
+            Rule::Row | Rule::PackedRow | Rule::UnevenRow(_) => tensor.input(self.quantization)?,
             _ => tensor.out()?,
         };
         let Some(along) = along else {
@@ -158,7 +158,11 @@ impl Splitter<'_> {
                 vec![tensor.of_heads(along.size, heads, KV_HEADS, ways)?]
             }
             Rule::QkvColumn => self.qkv(&tensor, along)?,
-            Rule::Embedding | Rule::Head => vec![tensor.vocabulary(along.size, ways)?],
+            Rule::UnevenColumn(each) | Rule::UnevenRow(each) => {
+                let block = self.quantization.map_or(1, Quantization::inputs_of_block);
+                vec![tensor.rounded_up(along.size, ways, block.saturating_mul(each))?]
+            }
+            Rule::Embedding | Rule::Head => vec![tensor.rounded_up(along.size, ways, 1)?],
             Rule::Replicated => unreachable!("it is whole"),
         };
         self.cut(&tensor, along, sections)
@@ -220,7 +224,6 @@ impl Splitter<'_> {
         } = section;
         let whole = |at: u64| at.is_multiple_of(of) || at >= along.size;
         if !(whole(start) && whole(start + size) && (per_rank >= size || per_rank.is_multiple_of(of))) {
-            let fits = |ranks: &u64| size.is_multiple_of(*ranks) && (size / ranks).is_multiple_of(of);
             return Err(RuleError::CutsUnit {
                 tensor: tensor.name.to_owned(),
                 method: self
@@ -229,7 +232,8 @@ impl Splitter<'_> {
                     .to_owned(),
                 unit: of,
                 per_rank,
-                ranks: (1..self.ways.count()).rev().find(fits).unwrap_or(1),
+                // Always works; whoever knows all tensors may know better.
+                ranks: 1,
             });
         }
         Ok(Section {
@@ -429,10 +433,11 @@ impl<'a> Layered<'a> {
         self.equal(size, heads.min(ways), "ranks", (ways / heads).max(1))
     }
 
-    fn vocabulary(&self, size: u64, ways: u64) -> Result<Section, RuleError> {
-        let per_rank = size.div_ceil(ways);
+    /// Parts of whole units, rounded up; the last ranks have what remains.
+    fn rounded_up(&self, size: u64, ways: u64, unit: u64) -> Result<Section, RuleError> {
+        let per_rank = size.div_ceil(unit).div_ceil(ways).saturating_mul(unit);
         if per_rank.saturating_mul(ways - 1) >= size {
-            return Err(RuleError::EmptyVocabulary {
+            return Err(RuleError::NothingLeft {
                 tensor: self.name.to_owned(),
                 size,
                 ranks: ways,

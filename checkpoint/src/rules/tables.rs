@@ -5,7 +5,7 @@
 
 use super::Rule::{
     self, Column, Embedding, Head, HeadColumn, KvColumn, PackedColumn, QkvColumn, QueryColumn, Replicated,
-    Row,
+    Row, UnevenColumn, UnevenRow,
 };
 
 /// What is known of some architectures.
@@ -24,8 +24,8 @@ pub(super) struct Table {
 /// How vLLM holds a model.
 #[derive(Debug)]
 pub(super) struct Vllm {
-    /// Modules that become one, by the last part of their names: the first part's presence decides.
-    pub fused: &'static [(&'static str, &'static [&'static str])],
+    /// Modules that become one.
+    pub fused: &'static [Fused],
     /// The projections of an expert.
     pub experts: Option<ExpertNames>,
     /// Tensors of all experts.
@@ -39,6 +39,15 @@ pub(super) struct Vllm {
     /// Modules that are whole where experts are spread over data and tensor parallel ranks alike: the
     /// tokens are split over the ranks there, not the weights.
     pub sequence_parallel: &'static [&'static str],
+}
+
+/// Modules that become one, by the last part of their names.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fused {
+    pub into: &'static str,
+    pub parts: &'static [&'static str],
+    /// Whether the others stay as they are where the first is not there.
+    pub if_first: bool,
 }
 
 /// The projections of an expert, by the last part of their names.
@@ -71,6 +80,11 @@ pub(super) enum Stacked {
 }
 
 impl Table {
+    /// Whether layers beyond the model's own are known.
+    pub fn has_further_layers(&self) -> bool {
+        self.rules.contains(&FURTHER_TOKENS)
+    }
+
     /// Whether every rank has everything.
     pub fn is_replicated(&self) -> bool {
         self.rules
@@ -304,17 +318,18 @@ const LATENT_ATTENTION: &[(&str, Rule)] = &[
 ];
 
 /// The experts' weights are `[experts, in, out]`, so what cuts their outputs is the rule for inputs;
-/// gate and up alternate, and stay pairs. Quantized they are `[experts, out, in / block, ..]`.
+/// gate and up alternate, and stay pairs. Quantized they are `[experts, out, in / block, ..]`. Parts are
+/// uneven where ranks do not divide them, as vLLM has it: gpt-oss has 90 blocks, and runs on 4 and 8 ranks.
 const GPT_OSS_MODULES: &[(&str, Rule)] = &[
     ("model.layers.*.self_attn.sinks", HeadColumn),
     ("model.layers.*.mlp.router", Replicated),
-    ("model.layers.*.mlp.experts.gate_up_proj", Row),
-    ("model.layers.*.mlp.experts.gate_up_proj_blocks", Column),
-    ("model.layers.*.mlp.experts.gate_up_proj_scales", Column),
-    ("model.layers.*.mlp.experts.gate_up_proj_bias", Column),
-    ("model.layers.*.mlp.experts.down_proj", Column),
-    ("model.layers.*.mlp.experts.down_proj_blocks", Row),
-    ("model.layers.*.mlp.experts.down_proj_scales", Row),
+    ("model.layers.*.mlp.experts.gate_up_proj", UnevenRow(2)),
+    ("model.layers.*.mlp.experts.gate_up_proj_blocks", UnevenColumn(2)),
+    ("model.layers.*.mlp.experts.gate_up_proj_scales", UnevenColumn(2)),
+    ("model.layers.*.mlp.experts.gate_up_proj_bias", UnevenColumn(2)),
+    ("model.layers.*.mlp.experts.down_proj", UnevenColumn(1)),
+    ("model.layers.*.mlp.experts.down_proj_blocks", UnevenRow(1)),
+    ("model.layers.*.mlp.experts.down_proj_scales", UnevenRow(1)),
     ("model.layers.*.mlp.experts.down_proj_bias", Replicated),
 ];
 
@@ -375,7 +390,14 @@ const GLM4_MOE: Vllm = Vllm {
 
 const DEEPSEEK: Vllm = Vllm {
     float32: &["model.layers.*.mlp.gate.e_score_correction_bias"],
-    fused: &[GATE_UP, ("fused_qkv_a_proj", &["q_a_proj", "kv_a_proj_with_mqa"])],
+    fused: &[
+        GATE_UP,
+        Fused {
+            into: "fused_qkv_a_proj",
+            parts: &["q_a_proj", "kv_a_proj_with_mqa"],
+            if_first: true,
+        },
+    ],
     sequence_parallel: &["model.layers.*.mlp.shared_experts.**"],
     ..MOE
 };
@@ -408,5 +430,13 @@ const GPT_OSS: Vllm = Vllm {
     ..DENSE
 };
 
-const QKV: (&str, &[&str]) = ("qkv_proj", &["q_proj", "k_proj", "v_proj"]);
-const GATE_UP: (&str, &[&str]) = ("gate_up_proj", &["gate_proj", "up_proj"]);
+const QKV: Fused = Fused {
+    into: "qkv_proj",
+    parts: &["q_proj", "k_proj", "v_proj"],
+    if_first: false,
+};
+const GATE_UP: Fused = Fused {
+    into: "gate_up_proj",
+    parts: &["gate_proj", "up_proj"],
+    if_first: false,
+};

@@ -14,14 +14,10 @@ pub(super) struct Tied {
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
 
-/// Whether embedding and head are one tensor. Where the configuration ties them and the checkpoint has
-/// both, their bytes decide: transformers 5 and vLLM use a head of its own that is really another, and
-/// it is common that a tool leaves a copy.
-pub(super) fn tied(checkpoint: &Checkpoint, table: Option<&Table>) -> Result<Option<Tied>, RuleError> {
-    let (embedding, head) = (
-        checkpoint.tensors().get(EMBEDDING),
-        checkpoint.tensors().get(HEAD),
-    );
+/// What the configuration ties. Where the checkpoint has both, their bytes have yet to decide.
+pub(super) fn by_config(checkpoint: &Checkpoint, table: Option<&Table>) -> Option<Tied> {
+    let has = |name: &str| checkpoint.tensors().contains_key(name);
+    let (embedding, head) = (has(EMBEDDING), has(HEAD));
     // A model for classification, reward or embedding has no such head at all, whatever its
     // configuration inherits.
     let generates = checkpoint
@@ -30,26 +26,29 @@ pub(super) fn tied(checkpoint: &Checkpoint, table: Option<&Table>) -> Result<Opt
         .iter()
         .any(|name| name.ends_with("ForCausalLM"));
     // An architecture whose default is not known is taken to be tied if it has no head of its own.
-    let default = table.map_or(head.is_none(), |table| table.tied_by_default);
+    let default = table.map_or(!head, |table| table.tied_by_default);
     let tied = checkpoint.config().tie_word_embeddings.unwrap_or(default);
-    if !tied || (head.is_none() && !generates) {
-        return Ok(None);
-    }
-    let head_of_embedding = Tied {
-        alias: HEAD,
-        of: EMBEDDING,
-    };
     match (embedding, head) {
-        (Some(embedding), Some(head)) => {
-            let same = same_bytes(checkpoint, embedding, head)?;
-            Ok(same.then_some(head_of_embedding))
-        }
-        (Some(_), None) => Ok(Some(head_of_embedding)),
-        (None, Some(_)) => Ok(Some(Tied {
+        _ if !tied || !(head || generates) => None,
+        (true, _) => Some(Tied {
+            alias: HEAD,
+            of: EMBEDDING,
+        }),
+        (false, true) => Some(Tied {
             alias: EMBEDDING,
             of: HEAD,
-        })),
-        (None, None) => Ok(None),
+        }),
+        (false, false) => None,
+    }
+}
+
+/// Whether the two are one tensor: the alias is not stored, or stored with the same bytes. transformers 5
+/// and vLLM use a head of its own that is really another, and it is common that a tool leaves a copy.
+pub(super) fn is_one(checkpoint: &Checkpoint, tied: &Tied) -> Result<bool, RuleError> {
+    let stored = |name: &str| checkpoint.tensors().get(name);
+    match (stored(tied.of), stored(tied.alias)) {
+        (Some(of), Some(alias)) => same_bytes(checkpoint, of, alias),
+        _ => Ok(true),
     }
 }
 

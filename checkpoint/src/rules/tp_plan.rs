@@ -131,13 +131,10 @@ impl TpPlan {
         name::covers(pattern, tensor) || base.is_some_and(|base| name::covers(pattern, base))
     }
 
-    /// The patterns that split something, and are not among `used`.
-    pub(super) fn unused(&self, used: &[usize]) -> impl Iterator<Item = &str> {
-        let idle = |(number, (_, rule)): &(usize, &(String, Rule))| {
-            *rule != Rule::Replicated && !used.contains(number)
-        };
-        let rules = self.rules.iter().enumerate();
-        rules.filter(idle).map(|(_, (pattern, _))| pattern.as_str())
+    /// The patterns that split something.
+    pub(super) fn splitting(&self) -> impl Iterator<Item = &str> {
+        let splits = self.rules.iter().filter(|(_, rule)| *rule != Rule::Replicated);
+        splits.map(|(pattern, _)| pattern.as_str())
     }
 }
 
@@ -203,10 +200,9 @@ mod tests {
         );
         assert_eq!(rule("lm_head.weight"), Some(Rule::Head));
         assert_eq!(rule("model.norm.weight"), None);
-        let used: Vec<usize> = patterns.first("lm_head.weight").into_iter().collect();
         assert_eq!(
-            plan.unused(&used).collect::<Vec<_>>(),
-            ["layers.*.self_attn.k_proj", "layers.*.mlp.down_proj"]
+            plan.splitting().collect::<Vec<_>>(),
+            ["layers.*.self_attn.k_proj", "layers.*.mlp.down_proj", "lm_head"]
         );
     }
 

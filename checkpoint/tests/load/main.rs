@@ -1,7 +1,9 @@
 //! Loading into device memory, verifying what is mapped, and saving it.
 
+mod drafts;
 #[path = "../made/mod.rs"]
 mod made;
+mod quantized;
 mod verify;
 
 use made::{SMALL, data, tensor_parallel, world};
@@ -11,8 +13,8 @@ use serde_json::json;
 use std::num::NonZero;
 use std::path::Path;
 use weightd_checkpoint::{
-    Checkpoint, CheckpointError, LoadError, LoadOptions, Loaded, NodePlan, Progress, Rank, ShardingOptions,
-    load, save,
+    Checkpoint, CheckpointError, LoadError, LoadOptions, Loaded, NodePlan, Progress, Rank, Sharding,
+    ShardingOptions, load, save,
 };
 use weightd_core::content::manifest::{ManifestBuilder, Region, TensorKind, TensorSpec};
 use weightd_core::content::{DeviceUuid, Dtype, HandleKind};
@@ -34,7 +36,12 @@ fn try_load(
         .into_iter()
         .zip(devices.iter().map(Device::uuid))
         .collect();
-    let plan = NodePlan::new(checkpoint, sharding, &ranks, HandleKind::Memfd).unwrap();
+    let plan = NodePlan::new(
+        &Sharding::new(checkpoint, sharding).unwrap(),
+        &ranks,
+        HandleKind::Memfd,
+    )
+    .unwrap();
     let progress = Progress::new(&plan);
     let loaded = load(checkpoint, &plan, &devices, options, None, &progress)?;
     assert!(

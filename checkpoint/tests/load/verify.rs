@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use serde_json::json;
 use std::collections::BTreeSet;
 use weightd_checkpoint::{
-    Checkpoint, FloatDtype, Layout, LoadOptions, NodePlan, Rank, RankPlan, ShardingOptions, VerifyError,
-    verify,
+    Checkpoint, FloatDtype, Layout, LoadOptions, NodePlan, Rank, RankPlan, Sharding, ShardingOptions,
+    VerifyError, verify,
 };
 use weightd_core::content::manifest::{ManifestBuilder, Region, TensorKind, TensorSpec};
 use weightd_core::content::{Dtype, HandleKind, Manifest};
@@ -61,15 +61,20 @@ proptest! {
 }
 
 /// A rank that is loaded in plain memory, to be altered.
-struct Executed {
-    plan: RankPlan,
-    region: Vec<u8>,
+pub struct Executed {
+    pub plan: RankPlan,
+    pub region: Vec<u8>,
 }
 
 impl Executed {
-    fn new(checkpoint: &Checkpoint, options: &ShardingOptions, placement: Placement) -> Executed {
+    pub fn new(checkpoint: &Checkpoint, options: &ShardingOptions, placement: Placement) -> Executed {
         let here = [(placement, Device::host(0).uuid())];
-        let plan = NodePlan::new(checkpoint, options, &here, HandleKind::Memfd).unwrap();
+        let plan = NodePlan::new(
+            &Sharding::new(checkpoint, options).unwrap(),
+            &here,
+            HandleKind::Memfd,
+        )
+        .unwrap();
         let region = regions(checkpoint, &plan).remove(0);
         Executed {
             plan: plan.ranks()[0].clone(),
@@ -77,7 +82,7 @@ impl Executed {
         }
     }
 
-    fn with(&self, at: usize, change: impl Fn(u8) -> u8) -> Executed {
+    pub fn with(&self, at: usize, change: impl Fn(u8) -> u8) -> Executed {
         let mut region = self.region.clone();
         region[at] = change(region[at]);
         Executed {
@@ -86,12 +91,12 @@ impl Executed {
         }
     }
 
-    fn verify(&self, checkpoint: &Checkpoint, options: &ShardingOptions) -> Result<(), VerifyError> {
+    pub fn verify(&self, checkpoint: &Checkpoint, options: &ShardingOptions) -> Result<(), VerifyError> {
         self.verify_as(checkpoint, options, self.plan.manifest.clone())
     }
 
     /// As if it was published with another manifest.
-    fn verify_as(
+    pub fn verify_as(
         &self,
         checkpoint: &Checkpoint,
         options: &ShardingOptions,
@@ -217,7 +222,7 @@ fn a_difference_is_named_by_tensor_source_and_place() {
 
 /// A tensor of a manifest, to be changed.
 #[derive(Clone, Debug)]
-struct Listed {
+pub struct Listed {
     name: String,
     kind: TensorKind,
     dtype: Dtype,
@@ -226,7 +231,7 @@ struct Listed {
     offset: u64,
 }
 
-fn listed(manifest: &Manifest) -> Vec<Listed> {
+pub fn listed(manifest: &Manifest) -> Vec<Listed> {
     let listed = |(name, tensor): (&str, weightd_core::content::manifest::Tensor<'_>)| Listed {
         name: name.to_owned(),
         kind: tensor.kind,
@@ -240,8 +245,13 @@ fn listed(manifest: &Manifest) -> Vec<Listed> {
 }
 
 fn manifest(region: &Region, tensors: &[Listed]) -> Option<Manifest> {
+    with_attrs(region, tensors, &[])
+}
+
+pub fn with_attrs(region: &Region, tensors: &[Listed], attrs: &[(&str, bool)]) -> Option<Manifest> {
     let mut builder = ManifestBuilder::new();
-    let region = builder.region(region.clone());
+    attrs.iter().for_each(|&(name, value)| builder.attr(name, value));
+    let region = builder.region(*region);
     for tensor in tensors {
         let spec = TensorSpec {
             kind: tensor.kind,
@@ -328,13 +338,13 @@ fn a_view_that_is_not_the_part_by_its_name_is_found() {
                 other => panic!("{name}: {other:?}"),
             }
         };
-        for number in 0..all.len() {
-            let width = all[number].dtype.bits() / 8;
+        for (number, original) in all.iter().enumerate() {
+            let width = original.dtype.bits() / 8;
             assert_found(number, &|tensor| tensor.offset += width);
             assert_found(number, &|tensor| tensor.dtype = Dtype::I16);
             assert_found(number, &|tensor| tensor.kind = TensorKind::Buffer);
             assert_found(number, &|tensor| tensor.strides = row_major(&tensor.shape));
-            if let [.., outer, inner] = *all[number].shape
+            if let [.., outer, inner] = *original.shape
                 && outer != inner
             {
                 assert_found(number, &|tensor| {

@@ -3,6 +3,7 @@
 
 pub mod execute;
 pub mod generated;
+pub mod methods;
 
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -82,9 +83,20 @@ fn safetensors(tensors: &[Tensor], bytes: impl Fn(&str, &str, u64) -> Vec<u8>) -
     file
 }
 
+/// A type that is used in tests, as a name that lives on.
+pub fn known(dtype: &str) -> &'static str {
+    const KNOWN: [&str; 9] = [
+        "F8_E4M3", "F8_E8M0", "U8", "I8", "BF16", "F16", "F32", "I32", "I64",
+    ];
+    KNOWN
+        .into_iter()
+        .find(|known| *known == dtype)
+        .unwrap_or_else(|| panic!("{dtype} is not used in tests"))
+}
+
 pub fn width(dtype: &str) -> u64 {
     match dtype {
-        "F8_E4M3" | "U8" => 1,
+        "F8_E4M3" | "F8_E8M0" | "U8" | "I8" => 1,
         "BF16" | "F16" => 2,
         "F32" | "I32" => 4,
         "I64" => 8,

@@ -80,7 +80,7 @@ fn vocabularies_that_would_leave_a_rank_without_rows() {
     .make();
     assert_eq!(
         refusal(&made.open(), &tensor_parallel(4)),
-        RuleError::EmptyVocabulary {
+        RuleError::NothingLeft {
             tensor: tensor.clone(),
             size: 9,
             ranks: 4,

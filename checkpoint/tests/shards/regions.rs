@@ -6,7 +6,7 @@ use super::made::{ranks, width};
 use super::plan;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use weightd_checkpoint::{Checkpoint, NodePlan, Rank, RankPlan};
+use weightd_checkpoint::{Checkpoint, NodePlan, Rank, RankPlan, Sharding};
 use weightd_core::content::manifest::Tensor;
 use weightd_core::content::{DeviceUuid, HandleKind};
 
@@ -35,10 +35,10 @@ proptest! {
         let together = plan(&checkpoint, &case.options).unwrap();
         prop_assert_eq!(&together, &plan(&made.open(), &case.options).unwrap());
         for (rank, with_others) in ranks(&case.options.parallel).into_iter().zip(together.ranks()) {
-            let alone = NodePlan::new(&checkpoint, &case.options, &[rank], HandleKind::Memfd).unwrap();
+            let alone = NodePlan::new(&Sharding::new(&checkpoint, &case.options).unwrap(), &[rank], HandleKind::Memfd).unwrap();
             prop_assert_eq!(&alone.ranks()[0], with_others);
             let elsewhere = (rank.0, DeviceUuid([0xee; 16]));
-            let elsewhere = NodePlan::new(&checkpoint, &case.options, &[elsewhere], HandleKind::Memfd).unwrap();
+            let elsewhere = NodePlan::new(&Sharding::new(&checkpoint, &case.options).unwrap(), &[elsewhere], HandleKind::Memfd).unwrap();
             prop_assert_eq!(elsewhere.ranks()[0].manifest.regions()[0].device, DeviceUuid([0xee; 16]));
             prop_assert!(elsewhere.ranks()[0].manifest.tensors().eq(with_others.manifest.tensors()));
             prop_assert_eq!(alone.read(), elsewhere.read());
@@ -50,7 +50,7 @@ proptest! {
         let checkpoint = case.make().open();
         let all = ranks(&case.options.parallel);
         for here in [&all[..], &all[all.len() - 1..]] {
-            let plan = NodePlan::new(&checkpoint, &case.options, here, HandleKind::Memfd).unwrap();
+            let plan = NodePlan::new(&Sharding::new(&checkpoint, &case.options).unwrap(), here, HandleKind::Memfd).unwrap();
             let mut read = BTreeSet::new();
             for chunk in plan.read().chunks(size, 0) {
                 for at in chunk.offset..chunk.offset + chunk.bytes {

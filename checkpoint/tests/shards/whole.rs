@@ -2,9 +2,8 @@
 
 use super::made::execute::execute;
 use super::made::{Made, SMALL, tensor_parallel};
-use super::{plan, refusal, stored};
+use super::{cut_weights_off, plan, refusal, stored};
 use serde_json::json;
-use std::fs::OpenOptions;
 use weightd_checkpoint::RuleError;
 use weightd_core::content::manifest::TensorKind;
 
@@ -46,20 +45,7 @@ fn what_the_rules_do_not_know_is_served_whole() {
 fn planning_and_refusing_read_no_weights() {
     let made = SMALL.make();
     let checkpoint = made.open();
-    // Whoever reads a weight now meets the end of the file.
-    for file in checkpoint.files() {
-        let here = checkpoint
-            .tensors()
-            .values()
-            .filter(|t| checkpoint.files()[t.file].name == file.name);
-        let header = here.map(|tensor| tensor.offset).min().unwrap();
-        OpenOptions::new()
-            .write(true)
-            .open(&file.path)
-            .unwrap()
-            .set_len(header)
-            .unwrap();
-    }
+    cut_weights_off(&checkpoint);
     assert!(plan(&checkpoint, &tensor_parallel(4)).is_ok());
     assert_eq!(
         refusal(&checkpoint, &tensor_parallel(5)),

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use weightd_blocking::client::{Attached, ClientError, Engine, attach};
-use weightd_checkpoint::Checkpoint;
+use weightd_checkpoint::{Checkpoint, Rank};
 use weightd_core::content::{CheckpointId, Role};
 use weightd_core::machine::{AttachOptions, Fault};
 use weightd_core::time::Span;
@@ -78,7 +78,7 @@ fn report(
     let Mapped { rank, attached } = mapped;
     let mut report = Report::new(rank, attached);
     if args.verify {
-        let (sharding, coordinates) = (&model.keys.sharding, model.coordinates(rank));
+        let (sharding, coordinates) = (&model.keys.sharding, Rank::of(&rank.placement));
         let verified = weightd_checkpoint::verify(checkpoint, sharding, coordinates, &attached.weights);
         let global_rank = rank.placement.global_rank;
         report.verified =

@@ -1,24 +1,27 @@
-//! What the ranks of a node would hold of a model.
+//! What ranks would hold of a model and of its draft.
 
 use crate::error::CliError;
-use crate::node::{self, LocalRank};
+use crate::models::Model;
 use crate::output::say;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::Path;
-use weightd_checkpoint::{Checkpoint, Held, HeldPart, Rank, Sharding, ShardingOptions};
+use weightd_checkpoint::{Checkpoint, Draft, Held, HeldPart, ModelPart, Rank};
+use weightd_core::content::Role;
 use weightd_core::plan::placement::Placement;
 
 /// A plan, worked out from headers alone, in a form to be printed.
 pub struct ModelPlan {
+    /// Those of the target, then those of the draft.
     ranks: Vec<RankSummary>,
-    /// What is read of the files, in bytes.
+    /// What all nodes read of the files, in bytes.
     read: u64,
-    /// Tensors of layers that the model itself does not have.
+    /// Tensors of layers that neither the model itself has nor its draft.
     left_out: usize,
 }
 
 struct RankSummary {
+    role: Role,
     placement: Placement,
     region_bytes: u64,
     tensors: Vec<TensorSummary>,
@@ -49,34 +52,71 @@ struct SourceSummary {
 }
 
 impl ModelPlan {
-    pub fn new(model: &Path, options: &ShardingOptions, ranks: &[LocalRank]) -> Result<ModelPlan, CliError> {
-        let checkpoint = Checkpoint::open(model).map_err(CliError::failure)?;
-        // Everything that a load checks before it reads.
-        let plan = node::plan(&checkpoint, options, ranks)?;
-        let sharding = Sharding::new(&checkpoint, options).map_err(CliError::failure)?;
-        let summary = |rank: &weightd_checkpoint::RankPlan| {
-            let coordinates = Rank::of(&rank.placement);
-            let tensor = |held: Held<'_>| TensorSummary::new(&checkpoint, &held);
-            RankSummary {
-                placement: rank.placement,
-                region_bytes: rank.region_bytes,
-                tensors: sharding.held(coordinates).map(tensor).collect(),
-                aliases: sharding.aliases(coordinates).collect(),
-            }
+    /// `nodes` have the same models, each with the members of one node.
+    pub fn new(nodes: &[Vec<Model>]) -> Result<ModelPlan, CliError> {
+        let mut plan = ModelPlan {
+            ranks: Vec::new(),
+            read: 0,
+            left_out: 0,
         };
-        Ok(ModelPlan {
-            ranks: plan.ranks().iter().map(summary).collect(),
-            read: plan.read().chunks(1 << 20, 0).map(|chunk| chunk.bytes).sum(),
-            left_out: sharding.left_out(),
-        })
+        let roles = nodes.first().map_or(0, Vec::len);
+        for role in 0..roles {
+            let of_role = nodes.iter().filter_map(|models| models.get(role));
+            plan.add(of_role.collect())?;
+        }
+        Ok(plan)
+    }
+
+    /// Adds one role.
+    fn add(&mut self, nodes: Vec<&Model>) -> Result<(), CliError> {
+        let Some(&first) = nodes.first() else {
+            return Ok(());
+        };
+        let checkpoint = first.open()?;
+        // Everything that a load checks before it reads.
+        let sharding = first.sharding(&checkpoint)?;
+        for model in nodes {
+            let plan = model.plan(&sharding)?;
+            if let Some((_, rank)) = model.members.first() {
+                model.key(&checkpoint, &checkpoint.identity(), rank)?;
+            }
+            self.read += plan
+                .read()
+                .chunks(1 << 20, 0)
+                .map(|chunk| chunk.bytes)
+                .sum::<u64>();
+            for ((_, rank), planned) in model.members.iter().zip(plan.ranks()) {
+                let coordinates = Rank::of(&rank.placement);
+                let tensor = |held: Held<'_>| TensorSummary::new(&checkpoint, &held);
+                self.ranks.push(RankSummary {
+                    role: model.role,
+                    placement: rank.placement,
+                    region_bytes: planned.region_bytes,
+                    tensors: sharding.held(coordinates).map(tensor).collect(),
+                    aliases: sharding.aliases(coordinates).collect(),
+                });
+            }
+        }
+        // An MTP draft holds what its target leaves out.
+        let is_mtp = first.keys.sharding.part == ModelPart::Draft(Draft::Mtp);
+        self.left_out = match first.role {
+            Role::Target => sharding.left_out(),
+            Role::Draft if is_mtp => 0,
+            Role::Draft => self.left_out,
+        };
+        Ok(())
     }
 
     /// Prints a line for each tensor of each rank, and the totals.
     pub fn say(&self) -> Result<(), CliError> {
         for rank in &self.ranks {
             let p = rank.placement;
+            let draft = match rank.role {
+                Role::Target => "",
+                Role::Draft => "draft of ",
+            };
             say(format_args!(
-                "\nrank {} (dp {} pp {} tp {}): {} tensors, {} aliases, {} bytes",
+                "\n{draft}rank {} (dp {} pp {} tp {}): {} tensors, {} aliases, {} bytes",
                 p.global_rank,
                 p.dp_rank,
                 p.pp_rank,
@@ -97,7 +137,7 @@ impl ModelPlan {
             "\ntotal: {} bytes held by {} ranks, {} bytes read; the largest rank has {} bytes, the smallest {}: \
              imbalance {:.2} %",
             totals.bytes,
-            self.ranks.len(),
+            totals.ranks,
             self.read,
             totals.largest,
             totals.smallest,
@@ -129,17 +169,19 @@ impl ModelPlan {
     }
 
     fn totals(&self) -> Totals {
-        let bytes = || self.ranks.iter().map(RankSummary::bytes);
-        let (all, largest, smallest) = (
-            bytes().sum::<u64>(),
-            bytes().max().unwrap_or(0),
-            bytes().min().unwrap_or(0),
-        );
-        let mean = all as f64 / self.ranks.len().max(1) as f64;
+        // A rank's target and draft are on one device.
+        let mut ranks: BTreeMap<u32, u64> = BTreeMap::new();
+        for rank in &self.ranks {
+            *ranks.entry(rank.placement.global_rank).or_default() += rank.bytes();
+        }
+        let bytes: u64 = ranks.values().sum();
+        let largest = ranks.values().copied().max().unwrap_or(0);
+        let mean = bytes as f64 / ranks.len().max(1) as f64;
         Totals {
-            bytes: all,
+            ranks: ranks.len(),
+            bytes,
             largest,
-            smallest,
+            smallest: ranks.values().copied().min().unwrap_or(0),
             imbalance: if mean > 0.0 {
                 largest as f64 / mean - 1.0
             } else {
@@ -150,6 +192,7 @@ impl ModelPlan {
 }
 
 struct Totals {
+    ranks: usize,
     bytes: u64,
     largest: u64,
     smallest: u64,
@@ -169,6 +212,7 @@ impl RankSummary {
             .iter()
             .map(|(alias, of)| json!({ "name": alias, "of": of }));
         json!({
+            "role": self.role.name(),
             "local_rank": p.local_rank,
             "global_rank": p.global_rank,
             "dp_rank": p.dp_rank,

@@ -1,16 +1,28 @@
 //! The launcher's child processes. They are spawned by exec, get their one descriptor as standard
 //! input, and leave the launcher's session.
 
-use crate::args::{ModelArgs, ParallelArgs, PreloadArgs, ShardingArgs};
+use super::manager::hide_from;
+use crate::args::{ModelArgs, ParallelArgs, PreloadArgs, ShardingArgs, WeightsArgs};
 use crate::loader::files_argument;
+use crate::logs::format_arguments;
 use clap::ValueEnum;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::ffi::OsString;
+use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use weightd_core::wire::message::DaemonId;
+
+/// How long a killed server that is not our child is waited for.
+const ADOPTED_ENDS_WITHIN: Timespec = Timespec {
+    tv_sec: 3,
+    tv_nsec: 0,
+};
 
 /// Starts the server behind the control socket's listener.
 pub fn spawn_server(control: &Path, listener: OwnedFd, log: &str) -> io::Result<Child> {
@@ -49,6 +61,52 @@ pub fn spawn_loader(args: &PreloadArgs, work: &Work, channel: OwnedFd, log: &str
         .spawn()
 }
 
+/// The serving process: a child of ours, or one that outlived its launcher.
+#[derive(Debug)]
+pub enum ServerProcess {
+    Child(Child),
+    /// Its process id, and the descriptor that means this process and no later one of that id; absent where
+    /// that cannot be told.
+    Adopted(u32, Option<OwnedFd>),
+}
+
+impl ServerProcess {
+    /// The server behind `control` that says it is process `pid`.
+    pub fn adopted(pid: u32, control: &Path) -> ServerProcess {
+        let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let descriptor = process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
+        // In another pid namespace this id is somebody else's. Looked at after it was opened: that process.
+        let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let mut words = command.split(|byte| *byte == 0);
+        let is_it = words.any(|word| word == control.as_os_str().as_bytes());
+        ServerProcess::Adopted(pid, descriptor.filter(|_| is_it))
+    }
+
+    pub fn id(&self) -> u32 {
+        match self {
+            ServerProcess::Child(child) => child.id(),
+            ServerProcess::Adopted(pid, _) => *pid,
+        }
+    }
+
+    /// Kills it, unless it has ended, and waits for its end; says how it ended.
+    pub fn end(mut self) -> String {
+        match &mut self {
+            ServerProcess::Child(child) => {
+                let _ = child.kill();
+                child.wait().map_or_else(|error| error.to_string(), describe)
+            }
+            ServerProcess::Adopted(_, None) => "ended".to_owned(),
+            ServerProcess::Adopted(_, Some(process)) => {
+                let _ = pidfd_send_signal(&*process, Signal::KILL);
+                let mut ended = [PollFd::new(process, PollFlags::IN)];
+                let _ = poll(&mut ended, Some(&ADOPTED_ENDS_WITHIN));
+                "ended".to_owned()
+            }
+        }
+    }
+}
+
 /// The child that tries an import.
 pub fn probe(log: &str) -> Command {
     ourselves("probe", log)
@@ -71,8 +129,10 @@ fn ourselves(subcommand: &str, log: &str) -> Command {
         .arg0(format!("weightd {subcommand}"))
         .arg("--log")
         .arg(log)
+        .args(format_arguments())
         .arg(subcommand)
         .stdout(Stdio::null());
+    hide_from(&mut command);
     command
 }
 
@@ -80,12 +140,17 @@ fn ourselves(subcommand: &str, log: &str) -> Command {
 fn loader_args(args: &PreloadArgs) -> Vec<OsString> {
     let ModelArgs {
         model,
+        weights,
+        sharding,
+    } = &args.model;
+    let WeightsArgs {
         revision,
+        quantization,
+        quantization_config,
         engine_version,
         key_extra,
         speculative_config,
-        sharding,
-    } = &args.model;
+    } = weights;
     let ShardingArgs {
         dtype,
         layout,
@@ -98,6 +163,7 @@ fn loader_args(args: &PreloadArgs) -> Vec<OsString> {
         data_parallel_size,
         data_parallel_size_local,
         data_parallel_start_rank,
+        data_parallel_rank,
         nnodes,
         node_rank,
         enable_expert_parallel,
@@ -107,7 +173,10 @@ fn loader_args(args: &PreloadArgs) -> Vec<OsString> {
         // Checked already, and nothing is made of them.
         master_addr: _,
         master_port: _,
+        weight_cache_master_port: _,
         draft_master_port: _,
+        data_parallel_address: _,
+        data_parallel_rpc_port: _,
     } = parallel;
     let mut list: Vec<OsString> = Vec::new();
     let mut add = |name: &str, value: OsString| {
@@ -124,6 +193,12 @@ fn loader_args(args: &PreloadArgs) -> Vec<OsString> {
     }
     add("dtype", dtype.name().into());
     add("layout", layout.name().into());
+    if let Some(method) = quantization {
+        add("quantization", method.into());
+    }
+    if let Some(config) = quantization_config {
+        add("quantization-config", config.to_string().into());
+    }
     if let Some(config) = speculative_config {
         add("speculative-config", config.into());
     }
@@ -142,7 +217,11 @@ fn loader_args(args: &PreloadArgs) -> Vec<OsString> {
         ("pipeline-parallel-size", Some(*pipeline_parallel_size)),
         ("data-parallel-size", Some(*data_parallel_size)),
         ("data-parallel-size-local", *data_parallel_size_local),
-        ("data-parallel-start-rank", Some(*data_parallel_start_rank)),
+        (
+            "data-parallel-start-rank",
+            data_parallel_rank.is_none().then_some(*data_parallel_start_rank),
+        ),
+        ("data-parallel-rank", *data_parallel_rank),
         ("nnodes", Some(*nnodes)),
         ("node-rank", Some(*node_rank)),
         ("ranks-per-device", Some(*ranks_per_device)),

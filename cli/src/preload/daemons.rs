@@ -9,12 +9,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use weightd_blocking::request::request;
+use weightd_blocking::request::{RequestError, request};
 use weightd_core::content::Key;
-use weightd_core::machine::Held;
+use weightd_core::machine::{Ends, Held, Inheritance, Inherited};
 use weightd_core::time::Span;
 use weightd_core::wire::Message;
 use weightd_core::wire::message::{DaemonInfo, GetStatus, ServerStatus};
+use weightd_socket::connect::ConnectError;
 use weightd_socket::listen::{self, Pending};
 use weightd_socket::lock::{Lock, LockError, Owner, read_owner};
 use weightd_socket::path::control_path;
@@ -23,12 +24,28 @@ use weightd_socket::path::control_path;
 /// yet, and one that is ending holds its lock for a moment longer.
 const OWNER_SHOWS_WITHIN: Duration = Duration::from_secs(2);
 
-/// Everything that a launcher owns in its directory. Dropping it removes every name; the locks are
-/// freed last.
+/// Everything that a launcher owns in its directory. Dropping it removes every name that it does not
+/// [leave](Daemons::leave_names); the locks are freed last.
 #[derive(Debug)]
 pub struct Daemons {
     pub control: Control,
     pub claims: Vec<Claim>,
+}
+
+/// What became of the wish for names.
+#[derive(Debug)]
+pub enum Claimed {
+    Ours(Daemons),
+    /// A server has one of them, and nobody leads it.
+    Orphan(Orphan),
+}
+
+/// A server whose launcher is gone.
+#[derive(Debug)]
+pub struct Orphan {
+    pub owner: Owner,
+    socket: PathBuf,
+    pid: u32,
 }
 
 /// The right to one daemon's name, and the socket that will get it.
@@ -38,6 +55,8 @@ pub struct Claim {
     lock: Lock,
     /// Until it has its name.
     pending: Option<Pending>,
+    /// The name stays when this is dropped: it is, or will be, another's.
+    leaves: bool,
 }
 
 /// The private socket between a launcher and its server. It belongs to the launcher, so that a new
@@ -47,45 +66,84 @@ pub struct Control {
     pub path: PathBuf,
     pub listener: OwnedFd,
     lock: Option<Lock>,
+    leaves: bool,
 }
 
-/// Locks every name, or none.
-pub fn claim(dir: &Path, args: &PreloadArgs, members: Vec<(LocalRank, Key)>) -> Result<Daemons, CliError> {
-    let mut claims = Vec::with_capacity(members.len());
-    for (rank, key) in members {
-        let socket = node::socket_of(
-            dir,
-            &rank,
-            key.role,
-            args.model.sharding.parallel.ranks_per_device,
-            &args.place,
-        )?;
-        let info = DaemonInfo {
+/// What each daemon of this node is, in the order of their numbers.
+pub fn wanted(
+    dir: &Path,
+    args: &PreloadArgs,
+    members: Vec<(LocalRank, Key)>,
+) -> Result<Vec<DaemonInfo>, CliError> {
+    let info = |(rank, key): (LocalRank, Key)| {
+        let ranks_per_device = args.model.sharding.parallel.ranks_per_device;
+        let socket = node::socket_of(dir, &rank, key.role, ranks_per_device, &args.place)?;
+        Ok(DaemonInfo {
             socket: socket.display().to_string(),
             global_rank: rank.placement.global_rank,
             device_uuid: rank.device.uuid(),
             no_release: args.no_release,
             key,
-        };
-        claims.push(Claim::new(dir, &socket, info)?);
-    }
-    let control = Control::bind(dir)?;
-    let owner = Owner {
-        control: control
-            .path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned(),
-        pid: std::process::id(),
+        })
     };
-    for claim in &claims {
-        claim.lock.write_owner(&owner).map_err(CliError::failure)?;
+    members.into_iter().map(info).collect()
+}
+
+/// Locks every name, or none.
+pub fn claim(dir: &Path, wanted: &[DaemonInfo]) -> Result<Claimed, CliError> {
+    let mut claims = Vec::with_capacity(wanted.len());
+    for info in wanted {
+        match Claim::new(dir, info)? {
+            Ok(claim) => claims.push(claim),
+            Err(orphan) => return Ok(Claimed::Orphan(orphan)),
+        }
     }
-    Ok(Daemons { control, claims })
+    let daemons = Daemons {
+        control: Control::bind(dir)?,
+        claims,
+    };
+    daemons.write_owners()?;
+    Ok(Claimed::Ours(daemons))
 }
 
 impl Daemons {
+    /// The names of an inheritance, with the locks on them. They stay with it until they are
+    /// [taken](Daemons::leave_names): nothing has changed as long as that has not been.
+    pub fn inherited(mut control: Control, inheritance: &Inheritance<OwnedFd>, locks: Vec<Lock>) -> Daemons {
+        control.leaves |= inheritance.server.is_some();
+        let claim = |(daemon, lock): (&Inherited<OwnedFd>, Lock)| Claim {
+            info: daemon.info.clone(),
+            lock,
+            pending: None,
+            leaves: true,
+        };
+        let claims = inheritance.daemons.iter().zip(locks).map(claim).collect();
+        Daemons { control, claims }
+    }
+
+    /// Says in each lock file how to reach us.
+    pub fn write_owners(&self) -> Result<(), CliError> {
+        let control = self.control.path.file_name().unwrap_or_default();
+        let owner = Owner {
+            control: control.to_string_lossy().into_owned(),
+            pid: std::process::id(),
+        };
+        let written = self
+            .claims
+            .iter()
+            .try_for_each(|claim| claim.lock.write_owner(&owner));
+        written.map_err(CliError::failure)
+    }
+
+    /// Whether the names of the daemons stay when this is dropped: with copies of lock and listener, another
+    /// launcher goes on with them. That of the control socket goes.
+    pub fn leave_names(&mut self, leaves: bool) {
+        self.control.leaves = false;
+        for claim in &mut self.claims {
+            claim.leaves = leaves;
+        }
+    }
+
     /// Copies of all descriptors, for the vault.
     pub fn held(&self) -> io::Result<Vec<Held<OwnedFd>>> {
         let hold = |claim: &Claim| {
@@ -114,8 +172,12 @@ impl Daemons {
 }
 
 impl Claim {
-    fn new(dir: &Path, socket: &Path, info: DaemonInfo) -> Result<Claim, CliError> {
-        let (lock, stale) = lock(dir, socket)?;
+    fn new(dir: &Path, info: &DaemonInfo) -> Result<Result<Claim, Orphan>, CliError> {
+        let socket = Path::new(&info.socket);
+        let (lock, stale) = match lock(dir, socket)? {
+            Ok(locked) => locked,
+            Err(orphan) => return Ok(Err(orphan)),
+        };
         // A lock file that somebody removed proves nothing: whoever made it may serve on.
         if let Ok(Message::DaemonStatus(status)) = request(socket, GetStatus {}, Span::secs(2)) {
             let pids = [status.launcher_pid, status.pid]
@@ -133,19 +195,46 @@ impl Claim {
             remove_stale_control(&dir.join(stale.control));
         }
         let pending = Some(Pending::bind(&lock).map_err(CliError::failure)?);
-        Ok(Claim { info, lock, pending })
+        Ok(Ok(Claim {
+            info: info.clone(),
+            lock,
+            pending,
+            leaves: false,
+        }))
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // What cannot be removed is another's by now.
-        let _ = listen::remove(&self.lock);
+        if !self.leaves {
+            // What cannot be removed is another's by now.
+            let _ = listen::remove(&self.lock);
+        }
     }
 }
 
 impl Control {
-    fn bind(dir: &Path) -> Result<Control, CliError> {
+    /// That of a server that lives, under the name that it has.
+    pub fn inherited(path: PathBuf, ends: &Ends<OwnedFd>) -> Result<Control, CliError> {
+        let lock = ends.lock().try_clone().map_err(CliError::failure)?;
+        Ok(Control {
+            listener: ends.listener().try_clone().map_err(CliError::failure)?,
+            lock: Some(Lock::adopt(lock, &path).map_err(CliError::failure)?),
+            path,
+            leaves: true,
+        })
+    }
+
+    /// Copies of both descriptors, for the vault.
+    pub fn ends(&self) -> io::Result<Ends<OwnedFd>> {
+        let lock = self.lock.as_ref().expect("it is locked until it is dropped");
+        Ok(Ends::new(
+            lock.as_fd().try_clone_to_owned()?,
+            self.listener.try_clone()?,
+        ))
+    }
+
+    pub fn bind(dir: &Path) -> Result<Control, CliError> {
         let number = getrandom::u64().map_err(CliError::failure)?;
         let path = control_path(dir, number).map_err(CliError::usage)?;
         let lock = Lock::acquire(&path).map_err(CliError::failure)?;
@@ -155,6 +244,7 @@ impl Control {
                 path,
                 listener,
                 lock: Some(lock),
+                leaves: false,
             }),
             Err(error) => {
                 let _ = lock.remove();
@@ -167,7 +257,9 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         // What cannot be removed is not ours any more, and nobody else uses this name.
-        if let Some(lock) = self.lock.take() {
+        if let Some(lock) = self.lock.take()
+            && !self.leaves
+        {
             let _ = listen::remove(&lock);
             let _ = lock.remove();
         }
@@ -175,19 +267,30 @@ impl Drop for Control {
 }
 
 /// Takes the right to a name, and says who had it last.
-fn lock(dir: &Path, socket: &Path) -> Result<(Lock, Option<Owner>), CliError> {
+fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Owner>), Orphan>, CliError> {
     let until = Instant::now() + OWNER_SHOWS_WITHIN;
     loop {
         let owner = read_owner(socket);
         let error = match Lock::acquire(socket) {
-            Ok(lock) => return Ok((lock, owner)),
+            Ok(lock) => return Ok(Ok((lock, owner))),
             Err(error @ LockError::AlreadyOwned { .. }) => error,
             Err(error) => return Err(CliError::failure(error)),
         };
         if let Some(owner) = owner
-            && let Some(server) = ask_server(dir, &owner)
+            && let Some(Some(server)) = server_of(dir, &owner)
         {
-            return Err(taken(dir, socket, &owner, &server));
+            return match server.launcher_pid {
+                0 => Ok(Err(Orphan {
+                    owner,
+                    socket: socket.to_owned(),
+                    pid: server.pid,
+                })),
+                launcher => Err(CliError::Failure(format!(
+                    "launcher {launcher} already owns {}: stop it with `weightd stop --socket-dir {}`, or choose another --instance",
+                    socket.display(),
+                    dir.display()
+                ))),
+            };
         }
         if Instant::now() >= until {
             return Err(CliError::failure(error));
@@ -196,24 +299,27 @@ fn lock(dir: &Path, socket: &Path) -> Result<(Lock, Option<Owner>), CliError> {
     }
 }
 
-/// The server behind an owner's control socket; `None` before it is led for the first time.
-fn ask_server(dir: &Path, owner: &Owner) -> Option<ServerStatus> {
+/// The server behind an owner's control socket. `None` where there is none; nothing is said of one that
+/// was never led, or does not answer.
+pub fn server_of(dir: &Path, owner: &Owner) -> Option<Option<ServerStatus>> {
     match request(&dir.join(&owner.control), GetStatus {}, Span::secs(2)) {
-        Ok(Message::ServerStatus(status)) if status.launcher_pid != 0 || status.daemons != 0 => Some(status),
-        _ => None,
+        Ok(Message::ServerStatus(status)) if status.launcher_pid != 0 || status.daemons != 0 => {
+            Some(Some(status))
+        }
+        Err(RequestError::Connect(ConnectError::Absent { .. })) => None,
+        _ => Some(None),
     }
 }
 
-/// Who has the name, and what to do about it.
-fn taken(dir: &Path, socket: &Path, owner: &Owner, server: &ServerStatus) -> CliError {
-    let (dir, socket) = (dir.display(), socket.display());
-    CliError::Failure(match server.launcher_pid {
-        0 => format!(
-            "the server (pid {}) of a launcher that was killed (pid {}) still serves and already owns {socket}: end it with `weightd stop --socket-dir {dir}`",
-            server.pid, owner.pid
-        ),
-        launcher => format!(
-            "launcher {launcher} already owns {socket}: stop it with `weightd stop --socket-dir {dir}`, or choose another --instance"
-        ),
-    })
+impl Orphan {
+    /// Why this launcher does not go on with it, and what to do about it.
+    pub fn not_adopted(&self, dir: &Path, why: &str) -> CliError {
+        CliError::Failure(format!(
+            "the server (pid {}) of a launcher that was killed (pid {}) still serves and already owns {}, and cannot be adopted: {why}; end it with `weightd stop --socket-dir {}`",
+            self.pid,
+            self.owner.pid,
+            self.socket.display(),
+            dir.display()
+        ))
+    }
 }

@@ -1,14 +1,21 @@
 //! The launcher's life: start, READY, supervise, end.
 
-use super::children::{Work, describe, probe, spawn_loader, spawn_server};
+mod ending;
+
+use super::adoption::{self, Past};
+use super::children::{ServerProcess, Work, describe, probe, spawn_loader, spawn_server};
 use super::daemons::Daemons;
 use super::probing::Prober;
 use super::recovery::{Recovery, Suspect, Verdict};
+use super::store::Store;
+use super::telling::Telling;
 use crate::args::PreloadArgs;
 use crate::error::CliError;
+use crate::health::Board;
+use crate::logs::{DaemonName, about, end_progress};
 use crate::output::say;
 use crate::signals::Signals;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode};
@@ -19,18 +26,14 @@ use weightd_blocking::driver::{Driver, Watch};
 use weightd_core::content::Role;
 use weightd_core::machine::{Origin, Vault, VaultEvent};
 use weightd_core::peer::Peer;
-use weightd_core::wire::message::{DaemonId, DaemonInfo};
+use weightd_core::wire::message::{DaemonId, Holds};
 use weightd_socket::connect::{connect, pair};
 use weightd_socket::credentials::our_uid;
 
-/// How long a server may take to end when it is asked.
-const SERVER_ENDS_WITHIN: Duration = Duration::from_secs(3);
 /// A server that dies before it was armed again is started after twice the pause before, up to a
 /// limit.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// How often progress is logged, for each rank.
-const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
 pub struct Launcher {
     args: PreloadArgs,
@@ -46,14 +49,18 @@ pub struct Launcher {
     load_failure: Option<String>,
     recovery: Recovery,
     prober: Prober,
-    progress: BTreeMap<DaemonId, Instant>,
+    telling: Telling,
+    /// The sockets have their names: from then on a failure ends nothing that serves.
+    serving: bool,
     ready: bool,
+    /// Copies of what the vault holds, with the service manager.
+    store: Option<Store>,
     /// A second signal came along with the first.
     hurried: bool,
 }
 
 struct Server {
-    child: Option<Child>,
+    process: Option<ServerProcess>,
     /// Deaths since it was armed last.
     deaths: u32,
     restart_at: Option<Instant>,
@@ -72,31 +79,63 @@ enum End {
 }
 
 impl Launcher {
-    /// Starts server and loader. Whatever was started ends when this fails, or when what it
-    /// returns is dropped.
+    /// Starts server and loader, or goes on with what was inherited. Whatever was started ends when this
+    /// fails, or when what it returns is dropped; a server that is to be adopted goes on when this fails.
     pub fn start(
         args: &PreloadArgs,
         log: &str,
         dir: &Path,
         daemons: Daemons,
+        past: Past,
+        store: Option<Store>,
         signals: Signals,
     ) -> Result<Launcher, CliError> {
-        let epoch = getrandom::u64().map_err(CliError::failure)?;
-        let held = daemons.held().map_err(CliError::failure)?;
-        let vault = Vault::new(std::process::id(), epoch, held);
-        let mut driver = Driver::new(vault).map_err(CliError::failure)?;
+        let board = Board::new(daemons.claims.iter().map(|claim| &claim.info));
+        let names = (0..).zip(&daemons.claims);
+        let names: Vec<String> = names
+            .map(|(daemon, claim)| DaemonName::new(daemon, Some(&claim.info)).to_string())
+            .collect();
+        adoption::say(&past, &names);
+        let (pid, epoch) = (std::process::id(), getrandom::u64().map_err(CliError::failure)?);
+        let control = daemons.control.ends().map_err(CliError::failure)?;
+        let serving = !matches!(past, Past::None);
+        let (vault, follower) = match past {
+            Past::None => {
+                let held = daemons.held().map_err(CliError::failure)?;
+                (Vault::new(pid, epoch, held), None)
+            }
+            Past::Store(inheritance) => (Vault::inheriting(pid, epoch, inheritance), None),
+            Past::Server(inheritance, connection) => {
+                let server = inheritance.server.as_ref().map_or(0, |server| server.pid);
+                (
+                    Vault::inheriting(pid, epoch, inheritance),
+                    Some((server, connection)),
+                )
+            }
+        };
+        let clock = Clock::start();
+        let mut driver = Driver::new(vault.with_control(control)).map_err(CliError::failure)?;
         let signalled = driver.watch(&signals).map_err(CliError::failure)?;
+        let mut process = None;
+        if let Some((pid, connection)) = follower {
+            let uid = our_uid().map_err(CliError::failure)?;
+            driver
+                .add(clock.now(), connection, Origin::Server, Peer { pid, uid })
+                .map_err(CliError::failure)?;
+            process = Some(ServerProcess::adopted(pid, &daemons.control.path));
+        }
+        let has_server = process.is_some();
         let mut launcher = Launcher {
             args: args.clone(),
             log: log.to_owned(),
             dir: dir.to_owned(),
-            clock: Clock::start(),
+            clock,
             driver,
             signals,
             signalled,
             daemons,
             server: Server {
-                child: None,
+                process,
                 deaths: 0,
                 restart_at: None,
             },
@@ -104,19 +143,55 @@ impl Launcher {
             load_failure: None,
             recovery: Recovery::default(),
             prober: Prober::default(),
-            progress: BTreeMap::new(),
+            telling: Telling::new(board),
+            serving,
             ready: false,
+            store,
             hurried: false,
         };
-        launcher.start_server()?;
-        launcher.start_loader(Work::Everything)?;
+        if !has_server {
+            launcher.start_server()?;
+        }
+        if serving {
+            launcher.go_on()?;
+        } else {
+            launcher.start_loader(Work::Everything)?;
+        }
         Ok(launcher)
+    }
+
+    /// From here on all is ours that was another launcher's. What it had not loaded, or lost, is loaded now.
+    fn go_on(&mut self) -> Result<(), CliError> {
+        self.leave_names(self.store.as_ref().is_some_and(Store::lasts));
+        self.daemons.write_owners()?;
+        let now = Instant::now();
+        for daemon in 0..self.daemons.claims.len() as DaemonId {
+            if let Some(Holds::Empty | Holds::Lost(_)) = self.driver.machine().holds(daemon) {
+                about!(warn, self.name(daemon), "its content is gone; loading it afresh");
+                self.recovery.lost(now, daemon);
+            }
+        }
+        if self.without_digest().is_some() {
+            self.look_for_digests("the launcher before this one ended too early");
+        }
+        Ok(())
     }
 
     /// Runs until a signal, a request or a failure ends it; leaves no socket and no process.
     pub fn run(mut self) -> Result<ExitCode, CliError> {
-        let end = self.supervise()?;
+        let end = self.supervise();
+        if let Some(store) = &mut self.store {
+            store.manager().tell("STOPPING=1");
+        }
+        let end = end?;
         let in_order = self.end_children();
+        if matches!(end, End::Asked)
+            && let Some(store) = &mut self.store
+        {
+            // Nobody goes on with it, and the locks must be free.
+            store.clear();
+            self.daemons.leave_names(false);
+        }
         match end {
             End::Failed(why) => Err(CliError::Failure(why)),
             _ if !in_order => Ok(ExitCode::FAILURE),
@@ -142,6 +217,7 @@ impl Launcher {
                 }
             }
             let now = Instant::now();
+            self.tell_manager(now, &turn.watched)?;
             if self.server.restart_at.is_some_and(|at| at <= now) {
                 self.start_server()?;
                 continue;
@@ -154,12 +230,38 @@ impl Launcher {
                 self.server.restart_at,
                 self.prober.wake_at(now),
                 self.recovery.wake_at(can_try, can_load),
+                self.store.as_mut().and_then(|store| store.wake_at(now)),
             ];
             let left = wake_at.into_iter().flatten().min();
             let left = left.map(|at| at.saturating_duration_since(now));
             let timeout = self.clock.until(turn.wake_at).into_iter().chain(left).min();
             self.driver.wait(timeout).map_err(CliError::failure)?;
         }
+    }
+
+    /// Whether names stay for a launcher that gets copies of what is behind them, however we end.
+    fn leave_names(&mut self, leaves: bool) {
+        self.daemons.leave_names(leaves);
+        self.driver.machine_mut().names_stay(leaves);
+    }
+
+    /// Keeps the service manager up to date: what it stores for us, and whether all is well.
+    fn tell_manager(&mut self, now: Instant, watched: &[Watch]) -> Result<(), CliError> {
+        let Some(store) = &mut self.store else {
+            return Ok(());
+        };
+        store.done(&mut self.driver, watched).map_err(CliError::failure)?;
+        let armed = self.driver.machine().is_armed();
+        store.manager().watchdog(now, armed);
+        // Nobody could go on with names that nobody has yet.
+        if self.serving {
+            let kept = store.lasts();
+            store.keep(&mut self.driver, now).map_err(CliError::failure)?;
+            if kept && !store.lasts() {
+                self.leave_names(false);
+            }
+        }
+        Ok(())
     }
 
     /// Looks after what an engine could not import and what is lost; true when that did something.
@@ -176,7 +278,7 @@ impl Launcher {
             let name = self.name(suspect.daemon);
             let probe = probe(&self.log);
             if let Err(error) = self.prober.start(&mut self.driver, now, suspect, probe) {
-                warn!("{name}: cannot try the import: {error}; nothing changes");
+                about!(warn, name, "cannot try the import: {error}; nothing changes");
             }
         }
         if self.loader.is_none() {
@@ -209,14 +311,22 @@ impl Launcher {
         } = suspect;
         let name = self.name(daemon);
         match verdict {
-            Verdict::Works => info!(
-                "{name}: generation {generation} can be imported, so nothing changes; the engine said: {said}"
+            Verdict::Works => about!(
+                info,
+                name,
+                "generation {generation} can be imported, so nothing changes; the engine said: {said}"
             ),
-            Verdict::Unclear(why) => warn!(
-                "{name}: whether generation {generation} can be imported is unclear, so nothing changes: {why}; the engine said: {said}"
+            Verdict::Unclear(why) => about!(
+                warn,
+                name,
+                "whether generation {generation} can be imported is unclear, so nothing changes: {why}; the engine said: {said}"
             ),
             Verdict::Lost(why) => {
-                warn!("{name}: generation {generation} cannot be imported: {why}; the engine said: {said}");
+                about!(
+                    warn,
+                    name,
+                    "generation {generation} cannot be imported: {why}; the engine said: {said}"
+                );
                 self.driver.machine_mut().lost(daemon, generation);
             }
         }
@@ -225,7 +335,10 @@ impl Launcher {
     fn not_loaded(&mut self, daemons: &[DaemonId], why: &str) {
         if let Some(pause) = self.recovery.load_ended(Instant::now(), daemons) {
             let (names, seconds) = (self.names(daemons), pause.as_secs());
-            warn!("{names}: loading afresh failed: {why}; trying again in {seconds} s");
+            warn!(
+                daemons = names,
+                "{names}: loading afresh failed: {why}; trying again in {seconds} s"
+            );
         }
     }
 
@@ -251,41 +364,49 @@ impl Launcher {
         let pause = self.recovery.digest_missing(Instant::now());
         let (names, seconds) = (self.names(&daemons), pause.as_secs());
         warn!(
+            daemons = names,
             "{names}: the checkpoint's digest is missing, so engines that read it from other files wait: {why}; trying again in {seconds} s"
         );
     }
 
     fn handle(&mut self, event: VaultEvent) -> Result<Option<End>, CliError> {
         match event {
-            VaultEvent::Armed { complete } if !self.ready => {
-                if complete {
-                    self.announce()?;
-                }
-            }
-            VaultEvent::Armed { .. } => {
+            VaultEvent::Armed { complete } => {
                 // It is also armed with what was loaded afresh.
                 if std::mem::take(&mut self.server.deaths) > 0 {
+                    self.telling.board.rearmed();
                     info!("re-armed: the server serves again");
+                }
+                if complete && !self.ready {
+                    self.announce()?;
                 }
             }
             VaultEvent::ServerGone { why } => return Ok(self.server_gone(&why)),
             VaultEvent::LoaderGone => return Ok(self.loader_gone()),
             VaultEvent::LoadFailed { why } => self.load_failure = Some(why),
-            VaultEvent::Progress { daemon, done, total } => self.log_progress(daemon, done, total),
+            VaultEvent::Progress { daemon, done, total } => {
+                let name = self.name(daemon);
+                self.telling.loading(name, daemon, done, total);
+            }
+            VaultEvent::Loaded(loaded) => {
+                let name = self.name(loaded.daemon);
+                self.telling.loaded(name, loaded);
+            }
             VaultEvent::Stored { daemon, generation } => {
                 let afresh = self.recovery.stored(daemon);
                 let how = if afresh { "loaded afresh, " } else { "" };
-                info!("{}: {how}holding generation {generation}", self.name(daemon));
+                about!(info, self.name(daemon), "{how}holding generation {generation}");
             }
             VaultEvent::Lost { daemon, generation } => {
                 self.recovery.lost(Instant::now(), daemon);
-                let name = self.name(daemon);
-                warn!(
-                    "{name}: daemon lost: generation {generation} is gone from its device; loading it afresh"
+                about!(
+                    warn,
+                    self.name(daemon),
+                    "daemon lost: generation {generation} is gone from its device; loading it afresh"
                 );
             }
             VaultEvent::Released { daemon, generation } => {
-                info!("{}: released generation {generation}", self.name(daemon));
+                about!(info, self.name(daemon), "released generation {generation}");
             }
             VaultEvent::ImportFailed {
                 daemon,
@@ -293,7 +414,11 @@ impl Launcher {
                 why,
             } => {
                 let name = self.name(daemon);
-                warn!("{name}: an engine could not import generation {generation}: {why:?}");
+                about!(
+                    warn,
+                    name,
+                    "an engine could not import generation {generation}: {why:?}"
+                );
                 let suspect = Suspect {
                     daemon,
                     generation,
@@ -306,22 +431,35 @@ impl Launcher {
         Ok(None)
     }
 
-    fn name(&self, daemon: DaemonId) -> String {
-        let info = self.driver.machine().info(daemon);
-        info.map_or_else(|| format!("daemon {daemon}"), rank_and_role)
+    /// What others may know of this launcher.
+    pub fn board(&self) -> Board {
+        self.telling.board.clone()
+    }
+
+    fn name(&self, daemon: DaemonId) -> DaemonName {
+        DaemonName::new(daemon, self.driver.machine().info(daemon))
     }
 
     fn names(&self, daemons: &[DaemonId]) -> String {
-        let names: Vec<_> = daemons.iter().map(|daemon| self.name(*daemon)).collect();
+        let names: Vec<_> = daemons
+            .iter()
+            .map(|daemon| self.name(*daemon).to_string())
+            .collect();
         names.join(", ")
     }
 
     /// All serve: sockets get their names, and whoever started us gets one line.
     fn announce(&mut self) -> Result<(), CliError> {
         self.daemons.publish()?;
+        if !self.serving {
+            self.serving = true;
+            self.leave_names(self.store.as_ref().is_some_and(Store::lasts));
+        }
         self.ready = true;
-        for claim in &self.daemons.claims {
-            info!("{}: serving on {}", rank_and_role(&claim.info), claim.info.socket);
+        self.telling.board.ready();
+        for (daemon, claim) in (0..).zip(&self.daemons.claims) {
+            let name = DaemonName::new(daemon, Some(&claim.info));
+            about!(info, name, "serving on {}", claim.info.socket);
         }
         let parallel = &self.args.model.sharding.parallel;
         let keys = || self.daemons.claims.iter().map(|claim| &claim.info.key);
@@ -336,22 +474,10 @@ impl Launcher {
             roles.len(),
             self.dir.display()
         ));
-        Ok(())
-    }
-
-    fn log_progress(&mut self, daemon: DaemonId, done: u64, total: u64) {
-        let now = Instant::now();
-        let last = self.progress.get(&daemon);
-        if done < total && last.is_none_or(|last| now.duration_since(*last) >= PROGRESS_EVERY) {
-            self.progress.insert(daemon, now);
-            let name = self.name(daemon);
-            let percent = 100.0 * done as f64 / total.max(1) as f64;
-            info!(
-                "{name}: loading, {:.2} of {:.2} GB ({percent:.0} %)",
-                done as f64 / 1e9,
-                total as f64 / 1e9
-            );
+        if let Some(store) = &mut self.store {
+            store.manager().tell("READY=1");
         }
+        Ok(())
     }
 
     /// Before READY, a failure ends the start. After it, it counts as another death: the weights stay.
@@ -359,11 +485,10 @@ impl Launcher {
         let Err(error) = self.try_start_server() else {
             return Ok(());
         };
-        if let Some(mut child) = self.server.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
+        if let Some(process) = self.server.process.take() {
+            process.end();
         }
-        if !self.ready {
+        if !self.serving {
             return Err(error);
         }
         self.restart_server(&error.to_string());
@@ -375,7 +500,7 @@ impl Launcher {
         self.server.restart_at = None;
         let listener = self.daemons.control.listener.try_clone().map_err(failed)?;
         let child = spawn_server(&self.daemons.control.path, listener, &self.log).map_err(failed)?;
-        self.server.child = Some(child);
+        self.server.process = Some(ServerProcess::Child(child));
         let (socket, peer) = connect(&self.daemons.control.path).map_err(CliError::failure)?;
         self.driver
             .add(self.clock.now(), socket, Origin::Server, peer)
@@ -401,18 +526,12 @@ impl Launcher {
     /// Before READY, a death ends the start. After it, the next server gets all that the vault
     /// holds; engines queue at the listeners meanwhile.
     fn server_gone(&mut self, why: &str) -> Option<End> {
-        let how = match self.server.child.take() {
-            None => return None,
-            Some(mut child) => {
-                let _ = child.kill();
-                child.wait().map_or_else(|error| error.to_string(), describe)
-            }
-        };
+        let how = self.server.process.take()?.end();
         let why = match why {
             "" => format!("it {how}"),
             why => format!("given up, since {why}"),
         };
-        if !self.ready {
+        if !self.serving {
             return Some(End::Failed(format!("the server died before it was ready: {why}")));
         }
         self.restart_server(&format!("the server is gone: {why}"));
@@ -425,12 +544,14 @@ impl Launcher {
             deaths => LONGEST_PAUSE.min(FIRST_PAUSE * 2u32.pow(deaths.min(10))),
         };
         self.server.deaths += 1;
+        self.telling.board.server_restarted();
         warn!("{why}; starting another in {} ms", pause.as_millis());
         self.server.restart_at = Some(Instant::now() + pause);
     }
 
     fn loader_gone(&mut self) -> Option<End> {
         let Loading { mut child, work } = self.loader.take()?;
+        end_progress();
         let failure = self.load_failure.take();
         if failure.is_some() {
             // It may have been given up for what it sent.
@@ -449,61 +570,6 @@ impl Launcher {
         self.look_for_digests(&failure.unwrap_or_else(|| format!("the loader {how}")));
         None
     }
-
-    /// Ends everything in order: no more loading, then the server; the names go last, with the
-    /// daemons. False where the server did not end and had to be killed.
-    fn end_children(&mut self) -> bool {
-        if let Some(Loading { mut child, .. }) = self.loader.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-        let Some(mut server) = self.server.child.take() else {
-            return true;
-        };
-        let in_order = self.ask_server_to_end();
-        if !in_order {
-            warn!("the server (pid {}) did not end and was killed", server.id());
-        }
-        // Gone already, unless it did not listen.
-        let _ = server.kill();
-        let _ = server.wait();
-        in_order
-    }
-
-    /// Lets the server answer whoever asked for the end. A second signal does not wait for it, and is
-    /// no failure of the server's. False where it did not end.
-    fn ask_server_to_end(&mut self) -> bool {
-        let until = Instant::now() + SERVER_ENDS_WITHIN;
-        self.driver.machine_mut().stop_server(self.clock.now());
-        loop {
-            let Ok(turn) = self.driver.turn(self.clock.now()) else {
-                return false;
-            };
-            let gone = |event: &VaultEvent| matches!(event, VaultEvent::ServerGone { .. });
-            let again = turn.watched.contains(&self.signalled) && self.signals.take() > 0;
-            if turn.events.iter().any(gone) || again || self.hurried {
-                return true;
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            let wake_at = self.clock.until(turn.wake_at).map_or(left, |wake| wake.min(left));
-            if self.driver.wait(Some(wake_at)).is_err() {
-                return false;
-            }
-        }
-    }
-}
-
-/// For a person: `rank 1`, or `rank 1 draft`.
-fn rank_and_role(info: &DaemonInfo) -> String {
-    let draft = if info.key.role == Role::Draft {
-        " draft"
-    } else {
-        ""
-    };
-    format!("rank {}{draft}", info.global_rank)
 }
 
 impl Drop for Launcher {

@@ -1,23 +1,35 @@
 //! `weightd preload`: the launcher. It holds the vault, and keeps a server in front of it.
 
+mod adoption;
 mod children;
 mod daemons;
+mod digests;
 mod launcher;
+mod manager;
 mod probing;
 mod recovery;
+mod store;
+mod telling;
 
 use crate::args::{DeviceArg, PreloadArgs};
 use crate::devices::Finder;
 use crate::error::CliError;
+use crate::health;
 use crate::models::{models, speculative};
 use crate::node;
 use crate::signals::Signals;
 use crate::speculative::Speculative;
+use digests::{Digests, Halt};
+use manager::Manager;
 use std::process::ExitCode;
+use store::Store;
 use tracing::info;
+use weightd_core::content::Role;
 use weightd_gpu::DeviceKind;
 
 pub fn run(args: &PreloadArgs, log: &str) -> Result<ExitCode, CliError> {
+    let kept = manager::kept();
+    let mut store = Manager::from_env().map(|manager| Store::new(manager, &kept));
     let signals = Signals::catch().map_err(CliError::failure)?;
     // Everything that can be refused is refused before anything is started.
     let ranks = node::local_ranks(&args.model.sharding.parallel, args.place.device, Finder::Child)?;
@@ -37,17 +49,35 @@ pub fn run(args: &PreloadArgs, log: &str) -> Result<ExitCode, CliError> {
     let mut opened = Vec::with_capacity(models.len());
     for model in &models {
         let checkpoint = model.open()?;
-        model.plan(&checkpoint)?;
-        opened.push((model, checkpoint));
+        let sharding = model.sharding(&checkpoint)?;
+        model.plan(&sharding)?;
+        if sharding.left_out() > 0 && model.role == Role::Target {
+            let count = sharding.left_out();
+            info!(
+                "{count} tensors are of layers beyond num_hidden_layers, which only a draft of method mtp has"
+            );
+        }
+        opened.push(checkpoint);
     }
+    let health = health::start(args)?;
     let dir = node::create_dir(&args.place).map_err(CliError::failure)?;
     let mut members = Vec::new();
-    for (model, checkpoint) in opened {
+    for (model, checkpoint) in models.iter().zip(&opened) {
         let identity = checkpoint.identity();
         for (_, rank) in &model.members {
-            members.push((*rank, model.key(&checkpoint, &identity, rank)?));
+            members.push((*rank, model.key(checkpoint, &identity, rank)?));
         }
     }
-    let daemons = daemons::claim(dir.path(), args, members)?;
-    launcher::Launcher::start(args, log, dir.path(), daemons, signals)?.run()
+    let wanted = daemons::wanted(dir.path(), args, members)?;
+    let mut digests = Digests::new(&models, opened, &signals);
+    let (daemons, past) = match adoption::begin(dir.path(), wanted, &mut digests, store.as_mut(), kept) {
+        Ok(begun) => begun,
+        Err(Halt::Signal) => return Ok(signals.exit_code()),
+        Err(Halt::Error(error)) => return Err(error),
+    };
+    let launcher = launcher::Launcher::start(args, log, dir.path(), daemons, past, store, signals)?;
+    if let Some(health) = health {
+        health.answer(launcher.board());
+    }
+    launcher.run()
 }

@@ -173,12 +173,9 @@ fn key(model: &Path, draft: Option<Draft>) -> weightd_core::content::Key {
         pipeline: 1,
         data: 1,
     });
-    let (sharding, role) = match draft {
-        None => (sharding, Role::Target),
-        Some(draft) => (sharding.of_draft(draft), Role::Draft),
-    };
-    let options = KeyOptions::new(sharding);
+    let target = KeyOptions::new(sharding);
+    let options = draft.map_or(target.clone(), |draft| target.of_draft(draft, None));
     options
-        .key(&checkpoint, checkpoint.identity(), Rank::default(), role)
+        .key(&checkpoint, checkpoint.identity(), Rank::default())
         .unwrap()
 }

@@ -35,9 +35,7 @@ pub fn key(model: &Path, tp: u32) -> Key {
     let checkpoint = Checkpoint::open(model).unwrap();
     let options = KeyOptions::new(sharding(tp));
     let rank = Rank { dp: 0, pp: 0, tp: 0 };
-    options
-        .key(&checkpoint, checkpoint.identity(), rank, Role::Target)
-        .unwrap()
+    options.key(&checkpoint, checkpoint.identity(), rank).unwrap()
 }
 
 /// That what [`map`] mapped is what the checkpoint holds.

@@ -27,7 +27,7 @@ fn nvidia_smi(query: &str) -> String {
 }
 
 /// What the device has given away, in MiB: no context of ours is needed to ask.
-fn used() -> u64 {
+pub fn used() -> u64 {
     nvidia_smi("--query-gpu=memory.used")
         .lines()
         .next()
@@ -37,7 +37,7 @@ fn used() -> u64 {
 }
 
 /// The processes that have a context on the device.
-fn processes() -> Vec<String> {
+pub fn processes() -> Vec<String> {
     nvidia_smi("--query-compute-apps=pid")
         .lines()
         .map(str::to_owned)
@@ -60,6 +60,53 @@ fn first_bytes(touch: &Touch, weights: &Weights) -> Vec<u8> {
 
 fn socket(site: &Site) -> PathBuf {
     PathBuf::from(site.status()[0]["socket"].as_str().unwrap())
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn every_layout_type_and_draft_holds_the_checkpoints_bytes() {
+    let before = used();
+    let mtp = r#"--speculative-config={"method": "mtp"}"#;
+    let experts = "--enable-expert-parallel";
+    for (name, tp, slots, options) in [
+        (
+            "llama",
+            2,
+            "4",
+            &["--layout=vllm", "--pipeline-parallel-size=2"][..],
+        ),
+        ("llama", 4, "4", &["--layout=vllm", "--dtype=float32"]),
+        ("llama", 2, "2", &["--dtype=float16"]),
+        ("qwen3", 4, "4", &["--layout=vllm"]),
+        ("deepseek_v3_mtp", 2, "2", &["--layout=vllm", experts]),
+        (
+            "deepseek_v3_mtp",
+            2,
+            "4",
+            &[
+                "--data-parallel-size=2",
+                "--expert-placement-strategy=round_robin",
+                experts,
+            ],
+        ),
+        ("deepseek_v3_mtp", 4, "4", &[mtp]),
+    ] {
+        let (site, model) = (Site::on("cuda"), model(name));
+        let options = [options, &["--ranks-per-device", slots]].concat();
+        let mut launcher = site.preload(&model, tp, &options);
+        let mut roles = vec![&[][..]];
+        if options.contains(&mtp) {
+            roles.push(&["--draft"]);
+        }
+        for role in roles {
+            let ran = site.attach(&model, tp, &[&options[..], role, &["--all", "--verify"]].concat());
+            assert_eq!(ran.code, Some(0), "{name} {options:?}: {ran:?}");
+        }
+        launcher.signal(Signal::INT);
+        launcher.wait();
+        site.assert_clean();
+    }
+    wait_until("the device's memory is free again", || used() <= before);
 }
 
 #[test]

@@ -251,6 +251,17 @@ impl Running {
         all_pids().into_iter().filter(ours).collect()
     }
 
+    /// Waits until its loader is gone and was waited for, so that all it said was heard.
+    #[track_caller]
+    pub fn has_loaded(&self) {
+        wait_until("only the server is left", || {
+            let children = all_pids()
+                .into_iter()
+                .filter(|pid| parent(*pid) == Some(self.pid()));
+            children.collect::<Vec<_>>() == self.children("server")
+        });
+    }
+
     /// Its one child of that name, when there is one.
     #[track_caller]
     pub fn child(&self, name: &str) -> u32 {

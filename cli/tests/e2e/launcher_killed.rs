@@ -20,31 +20,12 @@ fn orphan(site: &Site, tp: u32) -> u32 {
 }
 
 #[test]
-fn the_server_serves_on_and_a_second_launcher_says_how_to_end_it() {
+fn the_server_serves_on_until_it_is_stopped() {
     let (site, model) = (Site::new(), model("llama"));
     let server = orphan(&site, 2);
     site.attach_verified(&model, 2);
     let status = site.run(&["status"]);
-    assert_eq!(
-        status
-            .stdout
-            .matches("launcher none: end it with `weightd stop`")
-            .count(),
-        2,
-        "{status:?}"
-    );
-
-    let ran = finish(site.on_model("preload", &model, 2, &[]));
-    let error = ran.error(1);
-    assert!(
-        error.contains("a launcher that was killed") && error.contains("already owns"),
-        "{error}"
-    );
-    assert!(
-        error.contains(&format!("weightd stop --socket-dir {}", site.dir().display())),
-        "{error}"
-    );
-    site.attach_verified(&model, 2);
+    assert_eq!(status.stdout.matches("launcher none").count(), 2, "{status:?}");
 
     let ran = site.run(&["stop"]);
     assert_eq!(

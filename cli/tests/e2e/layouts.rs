@@ -56,8 +56,8 @@ fn whoever_holds_weights_otherwise_is_another_engine() {
     differs(&["--pipeline-parallel-size", "2"], "pp_size");
     differs(&["--data-parallel-size", "2"], "dp_size");
     differs(&["--enable-expert-parallel"], "enable_expert_parallel");
-    differs(&["--pp-layer-partition", "4"], "extra.pp_layer_partition");
-    differs(&plan, "extra.tp_plan");
+    differs(&["--pp-layer-partition", "4"], "extra.weightd.pp_layer_partition");
+    differs(&plan, "extra.weightd.tp_plan");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use weightd_blocking::channel::Channel;
 use weightd_blocking::request::request;
 use weightd_checkpoint::{Checkpoint, KeyOptions, Rank, ShardingOptions};
 use weightd_core::content::manifest::{ManifestBuilder, Region};
-use weightd_core::content::{DeviceUuid, Generation, HandleKind, Key, Role};
+use weightd_core::content::{DeviceUuid, Generation, HandleKind, Key};
 use weightd_core::machine::PublishEvent;
 use weightd_core::plan::placement::Parallel;
 use weightd_core::time::Span;
@@ -190,7 +190,7 @@ fn published_by_us(
             pp: 0,
             tp: 0,
         };
-        let key = options.key(&checkpoint, checkpoint.identity(), rank, Role::Target);
+        let key = options.key(&checkpoint, checkpoint.identity(), rank);
         publish(&mut channel, daemon, key.unwrap());
         if digests {
             channel.machine_mut().digest(Digest { daemon, digest });

@@ -108,7 +108,7 @@ fn serves(name: &str, tp: u32, tensors: u64, aliases: u64) {
     assert!(one.stdout.starts_with(&format!("rank {last}: ")) && one.stdout.lines().count() == 1);
     let beyond = site.attach(&model, tp, &["--rank", &tp.to_string()]).error(2);
     assert!(
-        beyond.contains(&format!("rank {tp} is not on this node")),
+        beyond.contains(&format!("rank {tp} of the target is not on this node")),
         "{beyond}"
     );
 }

@@ -1,5 +1,6 @@
 //! Received descriptors are believed by their facts, never by their sender.
 
+use super::Ends;
 use crate::content::HandleKind;
 use crate::content::manifest::{MAX_BYTES, MAX_REGIONS};
 use crate::peer::{Facts, FileKind};
@@ -42,6 +43,20 @@ pub enum DescriptorError {
         /// What the message says of its size.
         bytes: u64,
     },
+}
+
+/// What a lock and a listener must come as: these two, in this order. Of a lock nothing can be told by
+/// its facts; who uses it checks that it is the file of that name.
+pub(super) fn check_ends<F>(descriptors: Vec<(Facts, F)>) -> Result<Ends<F>, (Vec<FileKind>, Vec<F>)> {
+    let (facts, mut descriptors): (Vec<Facts>, Vec<F>) = descriptors.into_iter().unzip();
+    let kinds: Vec<FileKind> = facts.into_iter().map(|facts| facts.file).collect();
+    match (kinds.as_slice(), descriptors.pop(), descriptors.pop()) {
+        ([_, FileKind::Listener], Some(listener), Some(lock)) => Ok(Ends::new(lock, listener)),
+        (_, last, before) => {
+            descriptors.extend(before.into_iter().chain(last));
+            Err((kinds, descriptors))
+        }
+    }
 }
 
 /// The major number of the NVIDIA driver's devices (Linux, `Documentation/admin-guide/devices.txt`). A

@@ -16,6 +16,7 @@
 mod ask;
 mod attach;
 mod descriptors;
+mod ends;
 mod link;
 mod publish;
 mod reap;
@@ -25,11 +26,15 @@ mod vault;
 pub use ask::{Ask, AskError};
 pub use attach::{Attach, AttachError, AttachOptions, ConnectFailure, Fault, Fetched, Mode, Outcome, Step};
 pub use descriptors::{DescriptorError, check as check_descriptors};
+pub use ends::Ends;
 pub use link::Outgoing;
 pub use publish::{Publish, PublishEvent};
 pub use reap::DiscardId;
 pub use server::{Limits, Server, ServerEvent};
-pub use vault::{Held, Vault, VaultEvent};
+pub use vault::{
+    Adopt, Follower, Held, InheritError, Inheritance, Inherited, Inventory, MAX_DESCRIPTION, Vault,
+    VaultEvent, inventory_names,
+};
 
 use crate::peer::{Facts, Peer};
 use crate::time::{Now, Span};
@@ -73,12 +78,12 @@ pub enum Output<F, E> {
         /// The connection.
         conn: ConnId,
     },
-    /// Accept connections on this listener from now on, as [`Origin::Daemon`].
+    /// Accept connections on this daemon's listener from now on, as [`Origin::Daemon`].
     Listen {
         /// The daemon whose socket it is.
         daemon: DaemonId,
-        /// The listening socket.
-        listener: F,
+        /// The listening socket, with its lock.
+        ends: Ends<F>,
     },
     /// Close this descriptor where that may take its time, then report [`Machine::discarded`].
     Discard {

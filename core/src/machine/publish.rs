@@ -6,7 +6,7 @@ use crate::content::Generation;
 use crate::peer::Facts;
 use crate::time::{Now, Span};
 use crate::wire::Frame;
-use crate::wire::message::{DaemonId, Digest, LoadFailed, Message, Progress, Publish as Publication};
+use crate::wire::message::{DaemonId, Digest, LoadFailed, Loaded, Message, Progress, Publish as Publication};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -36,8 +36,8 @@ pub enum PublishEvent {
 
 /// How long the vault may take to read or to answer before it counts as gone.
 const ANSWERS_WITHIN: Span = Span::secs(30);
-/// The longest reason for a failed load, in characters.
-const MAX_REASON: usize = 4096;
+/// The longest reason for a failed load, and the longest path, in characters.
+const MAX_TEXT: usize = 4096;
 
 /// See the module. One connection, which the driver has made already.
 #[derive(Debug)]
@@ -85,9 +85,18 @@ impl<F> Publish<F> {
         self.say(digest);
     }
 
+    /// Says that a daemon's weights were read, and how.
+    pub fn loaded(&mut self, loaded: Loaded) {
+        self.say(Loaded {
+            checkpoint: cut(&loaded.checkpoint),
+            path: cut(&loaded.path),
+            ..loaded
+        });
+    }
+
     /// Says that loading failed.
     pub fn failed(&mut self, message: impl Into<String>) {
-        let message = message.into().chars().take(MAX_REASON).collect();
+        let message = cut(&message.into());
         self.say(LoadFailed { message });
     }
 
@@ -162,6 +171,10 @@ impl<F> Publish<F> {
             self.events.push_back(PublishEvent::Gone { why });
         }
     }
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(MAX_TEXT).collect()
 }
 
 impl<F> Exchange<F> for Publish<F> {

@@ -4,6 +4,12 @@
 //! little-endian. The first group is public, on a daemon's socket; the second is private to
 //! launcher, loader and server.
 
+mod activity;
+
+pub use activity::{
+    Activity, CodeCount, FieldCount, GetActivity, Lease, Leased, MAX_GENERATIONS_LISTED, MAX_LEASES_LISTED,
+};
+
 use super::frame::MAX_BODY;
 use crate::content::{DeviceUuid, Generation, HandleKind, Key};
 use speedy::{Endianness, Readable, Writable};
@@ -88,6 +94,8 @@ messages! {
     6 Report,
     /// Asks what the daemon is and does.
     7 GetStatus,
+    /// Asks what the daemon was asked so far, and who leases.
+    8 GetActivity,
 
     /// Answers [`GetState`] with the content.
     33 State,
@@ -109,6 +117,8 @@ messages! {
     41 DaemonStatus,
     /// Answers anything that failed.
     42 Failure,
+    /// Answers [`GetActivity`].
+    43 Activity,
 
     /// Private: the vault takes the lead of a server.
     65 Lead,
@@ -132,6 +142,14 @@ messages! {
     74 LoadFailed,
     /// Private: the vault says that the device lost a daemon's content.
     75 Lost,
+    /// Private: a new launcher asks for what a server holds whose launcher is gone, and for its lead.
+    76 Adopt,
+    /// Private: ends the answer to [`Adopt`]; the server follows.
+    77 Adopted,
+    /// Private: the lock and the listener of the control socket.
+    78 Control,
+    /// Private: the loader has read a daemon's weights.
+    79 Loaded,
 }
 
 fn write<T: Writable<Endianness>>(name: &'static str, body: &T) -> Result<Vec<u8>, MessageError> {
@@ -513,6 +531,31 @@ pub struct Progress {
     pub total: u64,
 }
 
+/// The loader has read a daemon's weights, and is about to publish them. It has no answer.
+#[derive(Clone, Debug, PartialEq, Eq, Readable, Writable)]
+pub struct Loaded {
+    /// The daemon that they are for.
+    pub daemon: DaemonId,
+    /// Where they were read.
+    #[speedy(length_type = u16)]
+    pub checkpoint: String,
+    /// Tensors, aliases not counted.
+    pub tensors: u32,
+    /// Bytes of the region.
+    pub bytes: u64,
+    /// Bytes that were read from files through the page cache, for all daemons of this load together.
+    pub buffered: u64,
+    /// Bytes that were read past the page cache.
+    pub direct: u64,
+    /// How many daemons that are.
+    pub daemons: u32,
+    /// How long that took, in microseconds.
+    pub micros: u64,
+    /// How the files were read, for a person.
+    #[speedy(length_type = u16)]
+    pub path: String,
+}
+
 /// The loader cannot go on. It has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Readable, Writable)]
 pub struct LoadFailed {
@@ -528,4 +571,28 @@ pub struct Lost {
     pub daemon: DaemonId,
     /// The generation that is lost; where the daemon holds another, nothing happens.
     pub generation: Generation,
+}
+
+/// A new launcher asks for what a server holds whose launcher is gone, and for its lead. The answer is
+/// what arms a server, the other way: [`Control`], a [`Define`] for each daemon, a [`Publish`] for each
+/// content, and [`Adopted`].
+#[derive(Clone, Debug, PartialEq, Eq, Readable, Writable)]
+pub struct Adopt {
+    /// The launcher's process.
+    pub pid: u32,
+}
+
+/// That was all, and the server follows.
+#[derive(Clone, Debug, PartialEq, Eq, Readable, Writable)]
+pub struct Adopted {
+    /// The server's process.
+    pub pid: u32,
+}
+
+/// The lock and the listener of the control socket, held for whoever adopts. It has no answer.
+#[derive(Clone, Debug, PartialEq, Eq, Readable, Writable)]
+pub struct Control {
+    /// Whether the names of the daemons stay when the server ends without a launcher: copies of their
+    /// locks and listeners are kept for the next one.
+    pub names_stay: bool,
 }

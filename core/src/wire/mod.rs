@@ -9,5 +9,5 @@ pub mod fuzz;
 pub mod message;
 
 pub use decoder::{Decoder, Frame};
-pub use frame::{FrameError, Header};
+pub use frame::{FrameError, HEADER_BYTES, Header};
 pub use message::Message;

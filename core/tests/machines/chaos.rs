@@ -32,6 +32,10 @@ enum Operation {
     RestartServer {
         after: u64,
     },
+    /// The launcher dies, the next one too, in the middle of adopting, and another adopts.
+    Adopt {
+        dies_after: usize,
+    },
     Raw {
         daemon: u32,
         cut: usize,
@@ -53,6 +57,7 @@ fn operation() -> impl Strategy<Value = Operation> {
             .prop_map(|(daemon, bytes, stale)| Publish { daemon, bytes, stale }),
         1 => (0..2_u32, any::<bool>()).prop_map(|(daemon, any)| Release { daemon, any }),
         2 => (0..20_000_u64).prop_map(|after| RestartServer { after }),
+        2 => (0..60_usize).prop_map(|dies_after| Adopt { dies_after }),
         3 => (0..2_u32, 0..400_usize, any::<bool>()).prop_map(|(daemon, cut, deaf)| Raw { daemon, cut, deaf }),
         2 => any::<usize>().prop_map(HangUp),
         1 => any::<bool>().prop_map(HoldReaper),
@@ -69,6 +74,7 @@ struct Model {
     sizes: BTreeMap<Generation, u64>,
     /// Published, not answered yet.
     pending: Vec<(u32, File, u64)>,
+    adoptions: u32,
 }
 
 impl Model {
@@ -95,6 +101,10 @@ impl Model {
 }
 
 fn apply(world: &mut World, model: &mut Model, operation: Operation) {
+    let loaded = world
+        .vault
+        .as_ref()
+        .is_some_and(|vault| vault.machine.is_loaded());
     match operation {
         Operation::Attach {
             daemon,
@@ -141,6 +151,21 @@ fn apply(world: &mut World, model: &mut Model, operation: Operation) {
             world.pass(Span::millis(after));
             world.start_server();
         }
+        // A server that holds nothing, or not everything yet, ends with its launcher.
+        Operation::Adopt { dies_after } if loaded && model.current.iter().any(Option::is_some) => {
+            world.kill_vault();
+            world.kill_loader();
+            let adopter = world.adopt(100);
+            world.some_turns(dies_after);
+            world.kill_adopter(adopter);
+            world.run();
+            let adopter = world.adopt(101);
+            world.run();
+            let inheritance = world.adopted(adopter).expect("a server without a launcher");
+            model.adoptions += 1;
+            world.follow(adopter, 101, EPOCH + u64::from(model.adoptions), inheritance);
+            world.start_loader();
+        }
         Operation::Raw { daemon, cut, deaf } => {
             let raw = world.raw(daemon);
             let mut bytes = frame(&GetMemory {}.into(), 1, 0);
@@ -164,7 +189,7 @@ fn apply(world: &mut World, model: &mut Model, operation: Operation) {
         Operation::HoldReaper(hold) => world.hold_reaper = hold,
         Operation::Pass(millis) => world.pass(Span::millis(millis)),
         Operation::Narrow(capacity) => world.capacity = capacity,
-        Operation::EndEngine(_) | Operation::HangUp(_) => {}
+        Operation::EndEngine(_) | Operation::HangUp(_) | Operation::Adopt { .. } => {}
     }
 }
 
@@ -222,6 +247,7 @@ fn comes_to_rest(world: &mut World, model: &mut Model) {
 fn live_through(seed: u64, operations: Vec<Operation>) {
     let mut world = World::new();
     world.dice = Some(Dice(seed));
+    world.controlled = true;
     world.start_vault(false);
     world.start_server();
     world.start_loader();

@@ -2,7 +2,7 @@
 
 use crate::ledger::Fd;
 use std::collections::{BTreeMap, BTreeSet};
-use weightd_core::machine::{ConnId, DiscardId, Machine, Output};
+use weightd_core::machine::{ConnId, DiscardId, Ends, Machine, Output};
 use weightd_core::time::Now;
 use weightd_core::wire::message::DaemonId;
 
@@ -12,7 +12,7 @@ pub struct Host<M: Machine<Fd>> {
     pub events: Vec<M::Event>,
     /// Handed out and not closed yet.
     pub discards: Vec<(DiscardId, Fd)>,
-    pub listening: BTreeMap<DaemonId, Fd>,
+    pub listening: BTreeMap<DaemonId, Ends<Fd>>,
     pub closed: BTreeSet<ConnId>,
     /// Closed, and the world does not know yet.
     pub closing: Vec<ConnId>,
@@ -69,8 +69,8 @@ impl<M: Machine<Fd>> Host<M> {
                     assert!(self.closed.insert(conn), "{conn:?} is closed once");
                     self.closing.push(conn);
                 }
-                Output::Listen { daemon, listener } => {
-                    assert!(self.listening.insert(daemon, listener).is_none());
+                Output::Listen { daemon, ends } => {
+                    assert!(self.listening.insert(daemon, ends).is_none());
                 }
                 Output::Discard { id, descriptor } => self.discards.push((id, descriptor)),
                 Output::Event(event) => self.events.push(event),

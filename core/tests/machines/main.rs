@@ -1,9 +1,12 @@
 //! The machines against each other, in virtual time: no sockets, no threads, integers for
 //! descriptors.
 
+mod activity;
+mod adoption;
 mod chaos;
 mod host;
 mod hostile;
+mod inventory;
 mod ledger;
 mod limits;
 mod lost;

@@ -151,7 +151,7 @@ fn what_was_released_is_not_armed_again() {
     release(&mut world, raw, Some(generation(1)));
     assert!(released(&world.heard(raw)), "still idempotent");
     let vault = world.vault.as_ref().unwrap();
-    assert_eq!(vault.events.last(), Some(&VaultEvent::Armed { complete: false }));
+    assert_eq!(vault.events.last(), Some(&VaultEvent::Armed { complete: true }));
     world.finish();
 }
 

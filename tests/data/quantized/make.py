@@ -1,7 +1,7 @@
 """Makes the reference data of this folder: for each quantized checkpoint its config.json, the list of its tensors, and
 the digests of what vLLM holds of each tensor on each rank. See README.md.
 
-usage: make.py [NAME...]      all without arguments
+usage: make.py [-v] [NAME...]      all without names; -v says where in vLLM's parameters rank 0 has each tensor
 """
 import json, struct, sys, tempfile
 from math import ceil
@@ -122,6 +122,15 @@ def attention(c, linear, bias=None):
         yield from ((f"{n}_norm.weight", ["BF16", [c["head_dim"]]]) for n in "kq")
 
 
+def cache_scales(model, names):
+    """Scales of a quantized key/value cache."""
+    def tensors(config, linear):
+        yield from model(config, linear)
+        for i in range(config["num_hidden_layers"]):
+            yield from ((f"model.layers.{i}.self_attn.{name}", what) for name, what in names.items())
+    return tensors
+
+
 def mlp(c, linear, size=None, at="mlp"):
     h, n = c["hidden_size"], size or c["intermediate_size"]
     for name, a, b in [("down_proj", h, n), ("gate_proj", n, h), ("up_proj", n, h)]:
@@ -227,23 +236,29 @@ MODELS = {
     "gptq4": (LLAMA | HALF, gptq_config(4, 32), dense, gptq(4, 32), DENSE),
     "gptq8_channel": (LLAMA | HALF, gptq_config(8, -1), dense, gptq(8, -1), DENSE),
     "gptq4_group128": (LLAMA | HALF, gptq_config(4, 128), dense, gptq(4, 128), [(2, 0)]),
-    "gptq3": (LLAMA | HALF, gptq_config(3, 32), dense, gptq(4, 32), [(1, 0)]),
+    "gptq4_bias": (LLAMA | HALF, gptq_config(4, 32), dense, lambda n, k: gptq(4, 32)(n, k) | {"bias": ["F16", [n]]},
+                   [(2, 0)]),
     "gptq4_act": (LLAMA | HALF, gptq_config(4, 32, desc_act=True), dense, gptq(4, 32), [(1, 0), (2, 0)]),
     "gptq8_channel_act": (LLAMA | HALF, gptq_config(8, -1, desc_act=True), dense, gptq(8, -1), [(1, 0), (2, 0)]),
     "awq4": (LLAMA | HALF, AWQ, dense, awq(32), DENSE),
     "awq4_group128": (LLAMA | HALF, AWQ | dict(group_size=128), dense, awq(128), [(2, 0), (4, 0)]),
     "fp8_tensor": (LLAMA, dict(quant_method="fp8", activation_scheme="static"), dense, fp8_tensor([]), DENSE),
-    "fp8_tensor1": (LLAMA, dict(quant_method="fp8", activation_scheme="dynamic"), dense, fp8_tensor([1], False), DENSE),
+    "fp8_tensor1": (LLAMA, dict(quant_method="fp8", activation_scheme="dynamic"), cache_scales(dense, {
+        "k_proj.k_scale": ["F32", [1]], "v_proj.v_scale": ["F32", [1]]}), fp8_tensor([1], False), DENSE),
     "fp8_block": (BLOCKS, FP8_BLOCK, dense, fp8_block(), DENSE),
     "fp8_block_kv64": (LLAMA, FP8_BLOCK, dense, fp8_block(), DENSE),
     "fp8_block_mlp640": (BLOCKS | dict(intermediate_size=640), FP8_BLOCK, dense, fp8_block(), DENSE),
+    "ct_fp8_block_kv64": (LLAMA, compressed("float-quantized", args(8, "float", "block", block_structure=[128, 128]),
+                                            args(8, "float", "group", True, group_size=128)), dense,
+                          fp8_block("weight_scale"), DENSE),
     "fbgemm_fp8": (LLAMA, dict(quant_method="fbgemm_fp8", activation_scale_ub=1200.0,
                                modules_to_not_convert=["lm_head"]), dense, channel("F8_E4M3", "F32"), DENSE),
     "ct_int8": (LLAMA, INT8, dense, channel("I8", "F32"), DENSE),
     "ct_fp8_channel": (LLAMA, compressed("float-quantized", args(8, "float", "channel"), FP8_TOKEN), dense,
                        channel("F8_E4M3", "F32"), DENSE),
-    "ct_fp8_tensor": (LLAMA, compressed("float-quantized", args(8, "float", "tensor"), FP8_STATIC), dense,
-                      fp8_tensor([1]), DENSE),
+    "ct_fp8_tensor": (LLAMA, compressed("float-quantized", args(8, "float", "tensor"), FP8_STATIC)
+                      | dict(kv_cache_scheme=args(8, "float", "tensor")), cache_scales(dense, {
+        "k_scale": ["F32", [1]], "v_scale": ["F32", [1]]}), fp8_tensor([1]), DENSE),
     "ct_fp8_block": (BLOCKS, compressed("float-quantized",
                                         args(8, "float", "block", block_structure=[128, 128]),
                                         args(8, "float", "group", True, group_size=128)), dense,
@@ -264,6 +279,7 @@ MODELS = {
     "gpt_oss_mxfp4_320": (GPT_OSS | dict(intermediate_size=320), dict(quant_method="mxfp4", modules_to_not_convert=[
         "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]), gpt_oss, None,
         [(2, 0), (4, 0)]),
+    "gpt_oss_mxfp4_5experts": (GPT_OSS | dict(num_local_experts=5), dict(quant_method="mxfp4"), gpt_oss, None, [(2, 1)]),
     "deepseek_fp8_block": (DEEPSEEK, FP8_BLOCK, deepseek, fp8_block(), MOE),
     "qwen3_moe_fp8_block": (QWEN3_MOE | dict(head_dim=128), FP8_BLOCK | dict(
         modules_to_not_convert=["lm_head"] + [f"model.layers.{i}.mlp.gate" for i in range(2)]),
@@ -273,8 +289,8 @@ MODELS = {
         qwen3_moe, fp8_block(), [(2, 0), (4, 0), (2, 1)]),
     "mixtral_fp8_tensor": (MIXTRAL, dict(quant_method="fp8", activation_scheme="static", modules_to_not_convert=[
         f"model.layers.{i}.block_sparse_moe.gate" for i in range(2)]), mixtral, fp8_tensor([]), [(1, 0), (2, 0), (2, 1)]),
-    "qwen3_moe_gptq4": (QWEN3_MOE | HALF, gptq_config(4, 32), qwen3_moe, gptq(4, 32), MOE),
-    "qwen3_moe_awq4": (QWEN3_MOE | HALF, AWQ | dict(modules_to_not_convert=["mlp.gate"]), qwen3_moe, awq(32), MOE),
+    "qwen3_moe_gptq4": (QWEN3_MOE | HALF, gptq_config(4, 32), qwen3_moe, gptq(4, 32), MOE[1:]),
+    "qwen3_moe_awq4": (QWEN3_MOE | HALF, AWQ | dict(modules_to_not_convert=["mlp.gate"]), qwen3_moe, awq(32), MOE[1:]),
     "phi3_gptq4": (LLAMA | PHI3 | HALF, gptq_config(4, 32), phi3, gptq(4, 32), [(2, 0)]),
     "phi3_awq4": (LLAMA | PHI3 | HALF, AWQ, phi3, awq(32), [(2, 0)]),
     "phi3_fp8_tensor": (LLAMA | PHI3, dict(quant_method="fp8", activation_scheme="static"), phi3, fp8_tensor([]),
@@ -284,6 +300,9 @@ MODELS = {
                                                                           group_size=32)),
                           phi3, packed(4, 32, False), [(2, 0)]),
     "deepseek_fp8_block_v32": (DEEPSEEK | dict(v_head_dim=32), FP8_BLOCK, deepseek, fp8_block(), [(4, 0)]),
+    "qwen3_moe_ct_fp8_block192": (QWEN3_MOE | dict(head_dim=128, moe_intermediate_size=384), compressed(
+        "float-quantized", args(8, "float", "block", block_structure=[128, 128]),
+        args(8, "float", "group", True, group_size=128), ignore=GATES), qwen3_moe, fp8_block("weight_scale"), [(2, 0)]),
     "qwen3_moe_ct_fp8_channel": (QWEN3_MOE, compressed("float-quantized", args(8, "float", "channel"), FP8_TOKEN,
                                                        ignore=GATES), qwen3_moe, channel("F8_E4M3", "F32"),
                                  [(2, 0), (2, 1)]),
@@ -292,12 +311,12 @@ MODELS = {
                                                  args(4, "float", "tensor_group", "local", group_size=16),
                                                  ignore=GATES), qwen3_moe, nvfp4, [(2, 0)]),
     "qwen3_moe_ct_int4": (QWEN3_MOE, compressed("pack-quantized", args(4, "int", "group", group_size=32),
-                                                ignore=GATES), qwen3_moe, packed(4, 32, True), MOE),
+                                                ignore=GATES), qwen3_moe, packed(4, 32, True), MOE[1:]),
 }
 
 
 def main():
-    for name in sys.argv[1:] or MODELS: make(name)
+    for name in [a for a in sys.argv[1:] if a != "-v"] or MODELS: make(name)
 
 
 def make(name):
@@ -309,30 +328,29 @@ def make(name):
     rows = [f"{json.dumps(n)}: {json.dumps(what)}" for n, what in tensors.items()]
     (folder / "tensors.json").write_text("{\n" + ",\n".join(rows) + "\n}\n")
     (folder / "config.json").write_text(json.dumps(config | dict(quantization_config=quantization), indent=2) + "\n")
-    log, refused = {}, {}
-    (folder / "refused.json").unlink(missing_ok=True)
+    differs, refused, held = {}, {}, set()
+    for old in folder.glob("*.json"):
+        if old.name not in ("config.json", "tensors.json"): old.unlink()
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_bytes((folder / "config.json").read_bytes())
         save(tensors, Path(directory) / "model.safetensors")
         for tp, ep in runs:
             run = f"checkpoint_tp{tp}_pp1" + ("ep" if ep else "")
-            (folder / f"{run}.json").unlink(missing_ok=True)
             try:
                 found = ranks(directory, tp, 1, 1, bool(ep))
             except Exception as e:
                 refused[run] = message(str(e))
                 print(f"{name}: {run} refused: {refused[run]}", flush=True)
                 continue
-            log[run] = found
             shards = {rank: what["shards"] for rank, what in found.items()}
             (folder / f"{run}.json").write_text(json.dumps(shards, separators=(",", ":")) + "\n")
-            first = found["pp0_tp0.safetensors"]
-            odd = {n: w for what in found.values() for n, w in what["odd"].items()}
-            print(f"{name}: {run}: {len(first['shards'])} of {len(tensors)} tensors on rank 0; odd {len(odd)}, "
-                  f"absent {len(first['absent'])}, parameters never written {len(first['untouched'])}, "
-                  f"not exactly once {len(first['partly'])}", flush=True)
-    Path("/tmp/quantized").mkdir(exist_ok=True)
-    Path(f"/tmp/quantized/{name}.json").write_text(json.dumps(log))
+            for what in found.values():
+                differs.update(what["odd"])
+                held.update(what["shards"])
+            if "-v" in sys.argv: print(json.dumps(found["pp0_tp0.safetensors"], indent=1))
+            print(f"{name}: {run}", flush=True)
+    if held: differs.update({n: "not held" for n in tensors if n not in held | set(differs)})
+    if differs: (folder / "differs.json").write_text(json.dumps(dict(sorted(differs.items())), indent=0) + "\n")
     if refused: (folder / "refused.json").write_text(json.dumps(refused, indent=2) + "\n")
 
 

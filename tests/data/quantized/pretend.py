@@ -50,7 +50,8 @@ def install():
     import vllm.model_executor.layers.fused_moe.oracle.int8 as int8
     methods.get_quantization_config("gptq")  # imports every method
     experts = importlib.import_module(QUANTIZATION + "compressed_tensors.compressed_tensors_moe")
-    for module in pkgutil.iter_modules(experts.__path__): importlib.import_module(f"{experts.__name__}.{module.name}")
+    for module in pkgutil.iter_modules(experts.__path__):
+        if "flydsl" not in module.name: importlib.import_module(f"{experts.__name__}.{module.name}")  # for ROCm
 
     hopper = Hopper()
     choose = linear.choose_mp_linear_kernel

@@ -98,11 +98,14 @@ def digests(module):
             continue
         place = region(tensor, source)
         if place is None:
-            odd[name] = f"{parameter}: not copied from a region of the stored tensor ({source.dtype} {list(source.shape)} to {target.dtype} {list(target.shape)})"
+            odd[name] = f"{parameter} has {NAMES[target.dtype]} {list(target.shape)} of it, no region of what is stored"
             continue
         part = pristine[tuple(slice(s, e) for s, e in place)]
-        if raw(part) != raw(target) or part.dtype != target.dtype:
-            odd[name] = f"{parameter}: differs from what is stored ({part.dtype} {list(part.shape)} to {target.dtype} {list(target.shape)})"
+        if part.dtype != target.dtype:
+            odd[name] = f"{parameter} has it cast to {NAMES[target.dtype]}"
+            continue
+        if raw(part) != raw(target):
+            odd[name] = f"{parameter} has other bytes in the end"
             continue
         shards[name] = [NAMES[part.dtype], list(part.shape), hashlib.sha256(raw(part)).hexdigest()]
         slices[name] = [parameter, place, list(tensor.shape)]

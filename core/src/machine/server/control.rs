@@ -3,12 +3,14 @@
 use super::daemon::{Daemon, Served, Slot};
 use super::{ConnId, Server, ServerEvent};
 use crate::content::Generation;
+use crate::machine::descriptors::check_ends;
 use crate::machine::{Output, check_descriptors};
-use crate::peer::{Facts, FileKind};
+use crate::peer::Facts;
 use crate::time::{Now, Span};
 use crate::wire::Message;
 use crate::wire::message::{
-    DaemonId, Define, Defined, ErrorCode, Holds, Leading, Publish, Published, ServerStatus, Stop, Stopping,
+    Adopted, Control, DaemonId, Define, Defined, ErrorCode, Holds, Leading, Publish, Published, ServerStatus,
+    Stop, Stopping,
 };
 use std::sync::Arc;
 
@@ -28,12 +30,17 @@ impl<F> Server<F> {
         match message {
             Message::Define(define) if leads => self.define(id, request, define, descriptors),
             Message::Publish(publish) if leads => self.arm(id, request, publish, descriptors),
+            Message::Control(control) if leads => {
+                self.names_stay = control.names_stay;
+                self.keep_control(id, request, descriptors);
+            }
             message if !descriptors.is_empty() => {
                 let why = format!("a {} message owns no descriptors here", message.name());
                 self.reaper.bury_received(descriptors);
                 self.expel(id, request, ErrorCode::BadDescriptors, &why);
             }
             Message::Lead(lead) => self.lead(id, request, lead.pid),
+            Message::Adopt(adopt) => self.adopt(id, request, adopt.pid),
             Message::Digest(known) if leads => {
                 if let Some(daemon) = self.daemons.get_mut(&known.daemon) {
                     daemon.info.key.checkpoint.digest = Some(known.digest);
@@ -61,7 +68,11 @@ impl<F> Server<F> {
                 };
                 self.answer(id, request, status);
             }
-            Message::Define(_) | Message::Publish(_) | Message::Digest(_) | Message::Lost(_) => {
+            Message::Define(_)
+            | Message::Publish(_)
+            | Message::Control(_)
+            | Message::Digest(_)
+            | Message::Lost(_) => {
                 self.refuse(id, request, ErrorCode::NotAllowed, "take the lead first");
             }
             other => {
@@ -88,26 +99,74 @@ impl<F> Server<F> {
         self.event(ServerEvent::Led { pid });
     }
 
+    /// Hands all that the server holds to a new launcher, which leads from then on: whatever clients
+    /// change meanwhile is told to it after that.
+    fn adopt(&mut self, id: ConnId, request: u32, pid: u32) {
+        if let Some((_, pid)) = self.leader {
+            let why = format!("launcher {pid} leads this server");
+            return self.refuse(id, request, ErrorCode::NotAllowed, &why);
+        }
+        if !self.was_led || self.stopping.is_some() {
+            let why = "this server has just started, or is ending: try again";
+            return self.refuse(id, request, ErrorCode::Busy, why);
+        }
+        if let Some(conn) = self.conns.get_mut(&id) {
+            let link = &mut conn.link;
+            if let Some(control) = &self.control {
+                let names_stay = self.names_stay;
+                link.send(request, &Control { names_stay }.into(), Some(control.bundle()));
+            }
+            for (&number, daemon) in &self.daemons {
+                link.send(request, &daemon.define(number).into(), Some(daemon.ends.bundle()));
+            }
+            for (&number, daemon) in &self.daemons {
+                if let Some((publish, descriptors)) = daemon.publish(number) {
+                    link.send(request, &publish.into(), Some(descriptors));
+                }
+            }
+            link.send(request, &Adopted { pid: self.pid }.into(), None);
+        }
+        self.leader = Some((id, pid));
+        self.adopted = true;
+        self.event(ServerEvent::Led { pid });
+    }
+
     fn define(&mut self, id: ConnId, request: u32, define: Define, descriptors: Vec<(Facts, F)>) {
         let Define { daemon, info, holds } = define;
-        let facts: Vec<FileKind> = descriptors.iter().map(|(facts, _)| facts.file).collect();
-        let mut descriptors = descriptors.into_iter().map(|(_, descriptor)| descriptor);
-        let free = !self.daemons.contains_key(&daemon);
-        match (facts.as_slice(), descriptors.next(), descriptors.next()) {
-            ([_, FileKind::Listener], Some(lock), Some(listener)) if free => {
-                let slot = if matches!(holds, Holds::Content(_)) {
-                    Slot::Awaited(listener)
-                } else {
-                    self.output.push_back(Output::Listen { daemon, listener });
-                    Slot::Without(holds)
+        let ends = match check_ends(descriptors) {
+            Ok(ends) if !self.daemons.contains_key(&daemon) => ends,
+            refused => {
+                let (got, descriptors) = match refused {
+                    Ok(ends) => ("them again".to_owned(), ends.bundle()),
+                    Err((facts, descriptors)) => (format!("{facts:?}"), Arc::new(descriptors)),
                 };
-                self.daemons.insert(daemon, Daemon::new(info, slot, lock));
-                self.answer(id, request, Defined { daemon });
+                self.reaper.bury(descriptors, None);
+                let why = format!("daemon {daemon} takes a lock and a listener, once; got {got}");
+                return self.expel(id, request, ErrorCode::BadDescriptors, &why);
             }
-            (_, first, second) => {
-                self.reaper
-                    .bury_all(first.into_iter().chain(second).chain(descriptors).collect());
-                let why = format!("daemon {daemon} takes a lock and a listener, once; got {facts:?}");
+        };
+        let slot = if matches!(holds, Holds::Content(_)) {
+            Slot::Awaited
+        } else {
+            let ends = ends.clone();
+            self.output.push_back(Output::Listen { daemon, ends });
+            Slot::Without(holds)
+        };
+        self.daemons.insert(daemon, Daemon::new(info, slot, ends));
+        self.answer(id, request, Defined { daemon });
+    }
+
+    /// Holds the control socket's lock and listener, for whoever adopts.
+    fn keep_control(&mut self, id: ConnId, request: u32, descriptors: Vec<(Facts, F)>) {
+        match check_ends(descriptors) {
+            Ok(ends) => {
+                if let Some(old) = self.control.replace(ends) {
+                    self.reaper.bury(old.bundle(), None);
+                }
+            }
+            Err((facts, descriptors)) => {
+                self.reaper.bury_all(descriptors);
+                let why = format!("the control socket has a lock and a listener; got {facts:?}");
                 self.expel(id, request, ErrorCode::BadDescriptors, &why);
             }
         }
@@ -153,9 +212,9 @@ impl<F> Server<F> {
         daemon.reported = None;
         match std::mem::replace(&mut daemon.slot, Slot::Content(served)) {
             Slot::Content(old) => self.reaper.bury(old.descriptors, None),
-            Slot::Awaited(listener) => self.output.push_back(Output::Listen {
+            Slot::Awaited => self.output.push_back(Output::Listen {
                 daemon: number,
-                listener,
+                ends: daemon.ends.clone(),
             }),
             Slot::Without(_) => {}
         }
@@ -227,10 +286,11 @@ impl<F> Server<F> {
 
     /// The launcher is gone, and with it what it held.
     pub(super) fn lost_leader(&mut self) {
-        self.unloaded = self
-            .daemons
-            .values()
-            .any(|daemon| matches!(daemon.slot, Slot::Without(Holds::Empty)));
+        self.unloaded = !self.adopted
+            && self
+                .daemons
+                .values()
+                .any(|daemon| matches!(daemon.slot, Slot::Without(Holds::Empty)));
         self.leader = None;
         self.asked_to_stop = None;
         for release in self.releases.values_mut() {
@@ -239,13 +299,11 @@ impl<F> Server<F> {
         for (&number, daemon) in &mut self.daemons {
             daemon.reported = None;
             // What it did not hand over will not come.
-            if let Slot::Awaited(_) = daemon.slot
-                && let Slot::Awaited(listener) =
-                    std::mem::replace(&mut daemon.slot, Slot::Without(Holds::Empty))
-            {
+            if let Slot::Awaited = daemon.slot {
+                daemon.slot = Slot::Without(Holds::Empty);
                 self.output.push_back(Output::Listen {
                     daemon: number,
-                    listener,
+                    ends: daemon.ends.clone(),
                 });
             }
         }

@@ -2,9 +2,12 @@
 
 use super::super::ConnId;
 use super::super::reap::Bundle;
+use super::tally::Tally;
 use crate::content::Generation;
-use crate::wire::message::{ContentInfo, DaemonInfo, Holds};
+use crate::machine::Ends;
+use crate::wire::message::{ContentInfo, DaemonId, DaemonInfo, Define, Expects, Holds, Leased, Publish};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Content that is being served.
 #[derive(Debug)]
@@ -18,16 +21,15 @@ pub(super) struct Served<F> {
 #[derive(Debug)]
 pub(super) enum Slot<F> {
     Content(Served<F>),
-    /// Content follows; until it is here, who connects waits in this listener's backlog.
-    Awaited(F),
+    /// Content follows; until it is here, who connects waits in the listener's backlog.
+    Awaited,
     Without(Holds),
 }
 
 #[derive(Debug)]
 pub(super) struct Daemon<F> {
     pub info: DaemonInfo,
-    /// Held, not used: the lock lives as long as its last descriptor.
-    pub lock: F,
+    pub ends: Ends<F>,
     pub slot: Slot<F>,
     /// Bytes and open leases of every generation that has any.
     leases: BTreeMap<Generation, (u64, u32)>,
@@ -36,26 +38,28 @@ pub(super) struct Daemon<F> {
     pub reported: Option<u32>,
     pub served: u64,
     pub reloads: u64,
+    pub tally: Tally,
 }
 
 impl<F> Daemon<F> {
-    pub fn new(info: DaemonInfo, slot: Slot<F>, lock: F) -> Daemon<F> {
+    pub fn new(info: DaemonInfo, slot: Slot<F>, ends: Ends<F>) -> Daemon<F> {
         Daemon {
             info,
-            lock,
+            ends,
             slot,
             leases: BTreeMap::new(),
             watches: 0,
             reported: None,
             served: 0,
             reloads: 0,
+            tally: Tally::default(),
         }
     }
 
     pub fn holds(&self) -> Holds {
         match &self.slot {
             Slot::Content(served) => Holds::Content(served.generation),
-            Slot::Awaited(_) => Holds::Empty,
+            Slot::Awaited => Holds::Empty,
             Slot::Without(holds) => *holds,
         }
     }
@@ -63,8 +67,30 @@ impl<F> Daemon<F> {
     pub fn content(&self) -> Option<&Served<F>> {
         match &self.slot {
             Slot::Content(served) => Some(served),
-            Slot::Awaited(_) | Slot::Without(_) => None,
+            Slot::Awaited | Slot::Without(_) => None,
         }
+    }
+
+    /// What defines it for another: a server, or the next launcher.
+    pub fn define(&self, daemon: DaemonId) -> Define {
+        Define {
+            daemon,
+            info: self.info.clone(),
+            holds: self.holds(),
+        }
+    }
+
+    /// What hands its content to another.
+    pub fn publish(&self, daemon: DaemonId) -> Option<(Publish, Bundle<F>)> {
+        let served = self.content()?;
+        let publish = Publish {
+            daemon,
+            generation: Some(served.generation),
+            expects: Expects::Empty,
+            key: self.info.key.clone(),
+            content: served.info.clone(),
+        };
+        Some((publish, Arc::clone(&served.descriptors)))
     }
 
     /// Leases the current generation; false when another is meant.
@@ -88,6 +114,15 @@ impl<F> Daemon<F> {
 
     pub fn open_leases(&self) -> u32 {
         self.leases.values().map(|(_, count)| count).sum()
+    }
+
+    /// The generations with open leases, oldest first.
+    pub fn leased(&self) -> impl DoubleEndedIterator<Item = Leased> + ExactSizeIterator {
+        self.leases.iter().map(|(&generation, &(bytes, leases))| Leased {
+            generation,
+            bytes,
+            leases,
+        })
     }
 
     pub fn leased_bytes(&self) -> u64 {

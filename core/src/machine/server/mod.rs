@@ -7,10 +7,11 @@ mod control;
 mod daemon;
 mod machine;
 mod public;
+mod tally;
 
 use super::link::Link;
 use super::reap::Reaper;
-use super::{ConnId, Origin, Output};
+use super::{ConnId, Ends, Origin, Output};
 use crate::content::Generation;
 use crate::peer::Peer;
 use crate::time::{Now, Span};
@@ -178,6 +179,10 @@ pub struct Server<F> {
     uid: u32,
     started: Now,
     limits: Limits,
+    /// The control socket's, held for the next vault.
+    control: Option<Ends<F>>,
+    /// Whether names stay when this server ends without a launcher.
+    names_stay: bool,
     daemons: BTreeMap<DaemonId, Daemon<F>>,
     conns: BTreeMap<ConnId, Conn<F>>,
     next_conn: u64,
@@ -186,6 +191,8 @@ pub struct Server<F> {
     was_led: bool,
     /// Whether the last vault had not loaded everything yet when it left.
     unloaded: bool,
+    /// Whether a vault took over what another had left, so that all sockets have their names.
+    adopted: bool,
     releases: BTreeMap<(DaemonId, Generation), PendingRelease>,
     reaper: Reaper<F, (DaemonId, Generation)>,
     deadlines: BTreeSet<(Now, ConnId)>,
@@ -208,12 +215,15 @@ impl<F> Server<F> {
             uid,
             started: now,
             limits,
+            control: None,
+            names_stay: false,
             daemons: BTreeMap::new(),
             conns: BTreeMap::new(),
             next_conn: 0,
             leader: None,
             was_led: false,
             unloaded: false,
+            adopted: false,
             releases: BTreeMap::new(),
             reaper: Reaper::default(),
             deadlines: BTreeSet::new(),
@@ -226,11 +236,15 @@ impl<F> Server<F> {
     }
 
     /// The path of each daemon's socket, and the lock on it: what an orphaned server removes when it
-    /// ends, where the lock file is still that one.
+    /// ends, where the lock file is still that one. None where another launcher will go on with them.
     pub fn sockets(&self) -> impl Iterator<Item = (&str, &F)> {
-        self.daemons
-            .values()
-            .map(|daemon| (daemon.info.socket.as_str(), &daemon.lock))
+        let daemons = self.daemons.values().filter(|_| !self.names_stay);
+        daemons.map(|daemon| (daemon.info.socket.as_str(), daemon.ends.lock()))
+    }
+
+    /// Lock and listener of the control socket, where the launcher gave them.
+    pub fn control_ends(&self) -> Option<&Ends<F>> {
+        self.control.as_ref()
     }
 
     /// What a daemon is.
@@ -290,9 +304,8 @@ impl<F> Server<F> {
                     MessageError::UnknownKind(_) => ErrorCode::UnknownCommand,
                     _ => ErrorCode::Malformed,
                 };
-                conn.link.fail(request, code, false, error.to_string());
                 self.reaper.bury_received(descriptors);
-                return;
+                return self.refuse(id, request, code, &error.to_string());
             }
         };
         match conn.origin {
@@ -321,6 +334,7 @@ impl<F> Server<F> {
             release.waiters.retain(|(waiter, _)| *waiter != id);
         }
         let (origin, peer) = (conn.origin, conn.peer);
+        self.count_refusal(origin, code);
         self.event(ServerEvent::Ended {
             origin,
             peer,

@@ -20,6 +20,7 @@ impl<F> Server<F> {
             Message::Release(ask) => self.release(id, on, request, ask.generation),
             Message::Report(ask) => self.report(id, on, request, ask),
             Message::GetStatus(_) => self.get_status(now, id, on, request),
+            Message::GetActivity(_) => self.get_activity(id, on, request),
             Message::Publish(_) => {
                 let why = "this daemon takes its content from its launcher only";
                 self.refuse(id, request, ErrorCode::NotAllowed, why);
@@ -31,7 +32,7 @@ impl<F> Server<F> {
         }
     }
 
-    fn reply(&mut self, id: ConnId, request: u32, message: impl Into<Message>) {
+    pub(super) fn reply(&mut self, id: ConnId, request: u32, message: impl Into<Message>) {
         if let Some(conn) = self.conns.get_mut(&id) {
             conn.link.send(request, &message.into(), None);
         }
@@ -41,6 +42,8 @@ impl<F> Server<F> {
         if let Some(conn) = self.conns.get_mut(&id) {
             conn.link
                 .fail(request, code, code == ErrorCode::DigestPending, why);
+            let origin = conn.origin;
+            self.count_refusal(origin, code);
         }
     }
 
@@ -55,6 +58,7 @@ impl<F> Server<F> {
             Comparison::Same => {}
             Comparison::Different(fields) => {
                 let pid = conn.peer.pid;
+                daemon.tally.mismatched(&fields);
                 conn.link.send(
                     request,
                     &Mismatch {
@@ -70,6 +74,7 @@ impl<F> Server<F> {
                 });
             }
             Comparison::Unknown if ask.key.checkpoint.digest.is_none() => {
+                daemon.tally.need_digest += 1;
                 return self.reply(id, request, NeedDigest {});
             }
             Comparison::Unknown => {
@@ -89,7 +94,7 @@ impl<F> Server<F> {
                 let why = format!("the device lost generation {generation}: it is being loaded afresh");
                 return self.refuse(id, request, ErrorCode::Lost, &why);
             }
-            Slot::Awaited(_) | Slot::Without(_) => {
+            Slot::Awaited | Slot::Without(_) => {
                 let why = "this daemon holds no content yet";
                 return self.refuse(id, request, ErrorCode::Empty, why);
             }

@@ -1,14 +1,15 @@
 //! What loader and server say to the vault, and what it says to a server that follows.
 
 use super::{Content, Holding, ReleaseTicket, Vault, VaultEvent};
-use crate::content::{Comparison, Generation, HandleKind};
+use crate::content::{Comparison, Generation};
+use crate::machine::reap::Bundle;
 use crate::machine::{ConnId, Origin, check_descriptors};
 use crate::peer::Facts;
 use crate::time::Now;
 use crate::wire::Frame;
 use crate::wire::message::{
-    DaemonId, Define, ErrorCode, Expects, Holds, Lost, Message, MessageError, Publish, Published, RegionInfo,
-    Release, Released, Report, Reported, Stopping,
+    DaemonId, ErrorCode, Expects, Holds, Lost, Message, MessageError, Publish, Published, Release, Released,
+    Report, Reported, Stopping,
 };
 use std::sync::Arc;
 
@@ -47,9 +48,11 @@ impl<F> Vault<F> {
             (Origin::Loader, Message::Digest(known)) => {
                 if let Some(holding) = self.holdings.get_mut(&known.daemon) {
                     holding.info.key.checkpoint.digest = Some(known.digest);
-                    self.tell_server(known);
+                    self.revision += 1;
+                    self.tell_server(known, None);
                 }
             }
+            (Origin::Loader, Message::Loaded(loaded)) => self.event(VaultEvent::Loaded(loaded)),
             (Origin::Loader, Message::LoadFailed(failed)) => {
                 self.event(VaultEvent::LoadFailed { why: failed.message });
             }
@@ -75,6 +78,7 @@ impl<F> Vault<F> {
         match message {
             Message::Leading(_) => {
                 self.leads = true;
+                self.give_control();
                 let daemons: Vec<DaemonId> = self.holdings.keys().copied().collect();
                 // The server owns every listener before it gets any content: should we die meanwhile,
                 // it can still answer for all.
@@ -120,11 +124,13 @@ impl<F> Vault<F> {
     }
 
     /// Says what has no answer, so none is counted, to a server that follows.
-    fn tell_server(&mut self, message: impl Into<Message>) {
+    pub(super) fn tell_server(&mut self, message: impl Into<Message>, descriptors: Option<Bundle<F>>) {
         if self.leads
             && let Some(conn) = self.server.and_then(|server| self.conns.get_mut(&server))
         {
-            conn.link.ask(message, None).expect("these messages fit a frame");
+            conn.link
+                .ask(message, descriptors)
+                .expect("these messages fit a frame");
         }
     }
 
@@ -133,17 +139,7 @@ impl<F> Vault<F> {
         let Some(holding) = self.holdings.get(&daemon) else {
             return;
         };
-        let holds = match &holding.content {
-            Err(holds) => *holds,
-            // It is armed next; until then the server lets nobody in.
-            Ok(content) => Holds::Content(content.generation),
-        };
-        let define = Define {
-            daemon,
-            info: holding.info.clone(),
-            holds,
-        };
-        let ends = Arc::clone(&holding.ends);
+        let (define, ends) = (holding.define(daemon), holding.ends.bundle());
         self.ask_server(now, define, Some(ends));
     }
 
@@ -152,23 +148,13 @@ impl<F> Vault<F> {
         if !self.leads {
             return;
         }
-        let Some(Holding {
-            info,
-            content: Ok(content),
-            ..
-        }) = self.holdings.get(&daemon)
-        else {
-            return;
-        };
-        let publish = Publish {
-            daemon,
-            generation: Some(content.generation),
-            expects: Expects::Empty,
-            key: info.key.clone(),
-            content: content.info.clone(),
-        };
-        let descriptors = Arc::clone(&content.descriptors);
-        self.ask_server(now, publish, Some(descriptors));
+        if let Some((publish, descriptors)) = self
+            .holdings
+            .get(&daemon)
+            .and_then(|holding| holding.publish(daemon))
+        {
+            self.ask_server(now, publish, Some(descriptors));
+        }
     }
 
     fn publish(
@@ -187,8 +173,6 @@ impl<F> Vault<F> {
                 .collect(),
         );
         let daemon = publish.daemon;
-        let legacy = |region: &RegionInfo| region.handle == HandleKind::CudaIpc;
-        let lives_with = publish.content.regions.iter().any(legacy).then_some(id);
         let refusal = match (self.holdings.get(&daemon), checked) {
             (None, _) => Some((ErrorCode::Malformed, format!("there is no daemon {daemon}"))),
             (_, Err(error)) => Some((ErrorCode::BadDescriptors, error.to_string())),
@@ -212,17 +196,19 @@ impl<F> Vault<F> {
                 holding.info.key.checkpoint.digest = known;
             }
             holding.mirrored = false;
-            let content = Content {
+            let mut content = Content {
                 generation,
                 info: publish.content,
                 descriptors,
-                lives_with,
+                lives_with: None,
             };
+            content.lives_with = content.is_legacy().then_some(id);
             if let Ok(old) = std::mem::replace(&mut holding.content, Ok(content)) {
                 self.reaper.bury(old.descriptors, None);
             }
         }
         self.was_armed = false;
+        self.revision += 1;
         self.reply(id, request, Published { daemon, generation });
         self.event(VaultEvent::Stored { daemon, generation });
         self.arm(now, daemon);
@@ -239,7 +225,8 @@ impl<F> Vault<F> {
         if let Ok(content) = std::mem::replace(&mut holding.content, Err(Holds::Lost(generation))) {
             self.reaper.bury(content.descriptors, None);
         }
-        self.tell_server(Lost { daemon, generation });
+        self.revision += 1;
+        self.tell_server(Lost { daemon, generation }, None);
         self.event(VaultEvent::Lost { daemon, generation });
     }
 
@@ -256,9 +243,14 @@ impl<F> Vault<F> {
             let why = format!("nothing was released: the current generation is {current}");
             return self.refuse(id, request, ErrorCode::StaleGeneration, &why);
         }
+        self.revision += 1;
         if let Ok(content) = std::mem::replace(&mut holding.content, Err(Holds::Released(current))) {
-            self.reaper
-                .bury(content.descriptors, Some(ReleaseTicket { conn: id, request }));
+            let ticket = ReleaseTicket {
+                conn: id,
+                request,
+                revision: self.revision,
+            };
+            self.reaper.bury(content.descriptors, Some(ticket));
         }
         self.event(VaultEvent::Released {
             daemon: release.daemon,

@@ -3,16 +3,26 @@
 //! It lives in the launcher. It names generations, holds every descriptor (lock, listener,
 //! manifest, regions), arms a server with them, and arms the next one when that server dies.
 
+mod adopt;
+mod event;
+mod inherit;
+mod inventory;
 mod messages;
+
+pub use adopt::Adopt;
+pub use event::VaultEvent;
+pub use inherit::{Follower, InheritError, Inheritance, Inherited};
+pub use inventory::{Inventory, MAX_DESCRIPTION, inventory_names};
 
 use super::link::Link;
 use super::reap::{Bundle, DiscardId, Reaper};
-use super::{ConnId, Machine, Origin, Outgoing, Output};
+use super::{ConnId, Ends, Machine, Origin, Outgoing, Output};
 use crate::content::Generation;
 use crate::peer::{Facts, Peer};
 use crate::time::{Now, Span};
 use crate::wire::message::{
-    ContentInfo, DaemonId, DaemonInfo, ErrorCode, GetStatus, Holds, Lead, Message, Released, Stop,
+    ContentInfo, Control, DaemonId, DaemonInfo, Define, ErrorCode, Expects, GetStatus, Holds, Lead, Lost,
+    Message, Publish, Released, Stop,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -36,69 +46,6 @@ pub struct Held<F> {
     pub listener: F,
 }
 
-/// What a vault tells its launcher.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum VaultEvent {
-    /// The server holds all that the vault holds.
-    Armed {
-        /// Whether every daemon has content.
-        complete: bool,
-    },
-    /// The server is gone, or was given up.
-    ServerGone {
-        /// What was wrong; empty for a plain end of the connection.
-        why: String,
-    },
-    /// The loader's channel has ended.
-    LoaderGone,
-    /// How far the loader is with a daemon, in bytes.
-    Progress {
-        /// The daemon.
-        daemon: DaemonId,
-        /// Bytes in place.
-        done: u64,
-        /// Bytes of the whole region.
-        total: u64,
-    },
-    /// The loader handed over a daemon's content.
-    Stored {
-        /// The daemon.
-        daemon: DaemonId,
-        /// The generation that it got.
-        generation: Generation,
-    },
-    /// The loader cannot go on.
-    LoadFailed {
-        /// One line for a person.
-        why: String,
-    },
-    /// A daemon's content was let go, at an engine's or an operator's wish.
-    Released {
-        /// The daemon.
-        daemon: DaemonId,
-        /// The generation that was released.
-        generation: Generation,
-    },
-    /// The device lost a daemon's content, or its publisher took it along.
-    Lost {
-        /// The daemon.
-        daemon: DaemonId,
-        /// The generation that is lost.
-        generation: Generation,
-    },
-    /// An engine could not import a daemon's content.
-    ImportFailed {
-        /// The daemon.
-        daemon: DaemonId,
-        /// The generation that could not be imported.
-        generation: Generation,
-        /// What the import said.
-        why: String,
-    },
-    /// An operator asked for the end.
-    StopRequested,
-}
-
 #[derive(Debug)]
 struct Content<F> {
     generation: Generation,
@@ -112,8 +59,7 @@ struct Content<F> {
 #[derive(Debug)]
 struct Holding<F> {
     info: DaemonInfo,
-    /// Lock and listener.
-    ends: Bundle<F>,
+    ends: Ends<F>,
     content: Result<Content<F>, Holds>,
     /// Whether the server holds the same.
     mirrored: bool,
@@ -135,6 +81,8 @@ struct Conn<F> {
 struct ReleaseTicket {
     conn: ConnId,
     request: u32,
+    /// From this revision on, the vault does not hold it.
+    revision: u64,
 }
 
 /// See the module.
@@ -143,7 +91,15 @@ pub struct Vault<F> {
     pid: u32,
     epoch: u64,
     next_number: u64,
+    control: Option<Ends<F>>,
+    names_stay: bool,
     holdings: BTreeMap<DaemonId, Holding<F>>,
+    /// Counts the changes of what is held.
+    revision: u64,
+    /// Copies are kept elsewhere, and those are of this revision.
+    kept_elsewhere: Option<u64>,
+    /// A server that came along, until the driver gives its connection.
+    follower: Option<Link<F>>,
     conns: BTreeMap<ConnId, Conn<F>>,
     next_conn: u64,
     server: Option<ConnId>,
@@ -151,7 +107,41 @@ pub struct Vault<F> {
     leads: bool,
     was_armed: bool,
     reaper: Reaper<F, ReleaseTicket>,
+    /// Releases whose descriptors are closed here, and perhaps not elsewhere.
+    released: Vec<ReleaseTicket>,
     output: VecDeque<Output<F, VaultEvent>>,
+}
+
+impl<F> Holding<F> {
+    fn holds(&self) -> Holds {
+        match &self.content {
+            Ok(content) => Holds::Content(content.generation),
+            Err(holds) => *holds,
+        }
+    }
+
+    /// What gives it to a server. Where it holds content, that follows; until then the server lets
+    /// nobody in.
+    fn define(&self, daemon: DaemonId) -> Define {
+        Define {
+            daemon,
+            info: self.info.clone(),
+            holds: self.holds(),
+        }
+    }
+
+    /// What gives its content to a server.
+    fn publish(&self, daemon: DaemonId) -> Option<(Publish, Bundle<F>)> {
+        let content = self.content.as_ref().ok()?;
+        let publish = Publish {
+            daemon,
+            generation: Some(content.generation),
+            expects: Expects::Empty,
+            key: self.info.key.clone(),
+            content: content.info.clone(),
+        };
+        Some((publish, Arc::clone(&content.descriptors)))
+    }
 }
 
 impl<F> Vault<F> {
@@ -159,21 +149,60 @@ impl<F> Vault<F> {
     pub fn new(pid: u32, epoch: u64, daemons: impl IntoIterator<Item = Held<F>>) -> Vault<F> {
         let holding = |held: Held<F>| Holding {
             info: held.info,
-            ends: Arc::new(vec![held.lock, held.listener]),
+            ends: Ends::new(held.lock, held.listener),
             content: Err(Holds::Empty),
             mirrored: false,
         };
+        Vault::holding(pid, epoch, daemons.into_iter().map(holding))
+    }
+
+    /// A vault of launcher `pid` that goes on with what another left. What it holds keeps its
+    /// generation; `epoch` is for what is published from now on.
+    ///
+    /// Where a server came along, the next [`Origin::Server`] is the connection that it came with, and it
+    /// follows already.
+    pub fn inheriting(pid: u32, epoch: u64, inheritance: Inheritance<F>) -> Vault<F> {
+        let holding = |inherited: Inherited<F>| Holding {
+            info: inherited.info,
+            ends: inherited.ends,
+            content: inherited.content,
+            mirrored: false,
+        };
+        let daemons = inheritance.daemons.into_iter().map(holding);
+        Vault {
+            control: inheritance.control,
+            follower: inheritance.server.map(|server| server.link),
+            ..Vault::holding(pid, epoch, daemons)
+        }
+    }
+
+    /// Has each server keep the lock and the listener of the control socket too, so that a later
+    /// launcher can adopt it.
+    pub fn with_control(self, control: Ends<F>) -> Vault<F> {
+        Vault {
+            control: Some(control),
+            ..self
+        }
+    }
+
+    fn holding(pid: u32, epoch: u64, daemons: impl Iterator<Item = Holding<F>>) -> Vault<F> {
         Vault {
             pid,
             epoch,
             next_number: 1,
-            holdings: (0..).zip(daemons.into_iter().map(holding)).collect(),
+            control: None,
+            names_stay: false,
+            holdings: (0..).zip(daemons).collect(),
+            revision: 0,
+            kept_elsewhere: None,
+            follower: None,
             conns: BTreeMap::new(),
             next_conn: 0,
             server: None,
             leads: false,
             was_armed: false,
             reaper: Reaper::default(),
+            released: Vec::new(),
             output: VecDeque::new(),
         }
     }
@@ -181,6 +210,47 @@ impl<F> Vault<F> {
     /// What a daemon is.
     pub fn info(&self, daemon: DaemonId) -> Option<&DaemonInfo> {
         self.holdings.get(&daemon).map(|holding| &holding.info)
+    }
+
+    /// What a daemon holds; `None` where there is no such daemon.
+    pub fn holds(&self, daemon: DaemonId) -> Option<Holds> {
+        self.holdings.get(&daemon).map(Holding::holds)
+    }
+
+    /// Counts the changes of what is held, and of what is known of it.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Says that copies of all that is held, as of `revision` and of nothing older, are kept elsewhere.
+    /// After the first call, a release is answered when that is true of a revision without the content.
+    pub fn kept_elsewhere(&mut self, revision: u64) {
+        self.kept_elsewhere = Some(revision);
+        self.settle();
+    }
+
+    /// Whether the names of the daemons stay also when the server ends without a launcher, since others have
+    /// copies of their locks and listeners. They do not, until this is said.
+    pub fn names_stay(&mut self, stay: bool) {
+        if self.names_stay != stay {
+            self.names_stay = stay;
+            self.give_control();
+            self.settle();
+        }
+    }
+
+    /// Gives a server that follows what the next launcher needs to reach it.
+    fn give_control(&mut self) {
+        if let Some(control) = &self.control {
+            let ends = control.bundle();
+            let names_stay = self.names_stay;
+            self.tell_server(Control { names_stay }, Some(ends));
+        }
+    }
+
+    /// Whether a server serves all that is held. One that stops to answer is noticed within 15 s.
+    pub fn is_armed(&self) -> bool {
+        self.server.is_some() && self.leads && self.holdings.values().all(|holding| holding.mirrored)
     }
 
     /// Whether every daemon was given content at least once.
@@ -277,6 +347,23 @@ impl<F> Vault<F> {
         }
     }
 
+    /// A server that came along holds what we hold.
+    fn follow(&mut self, now: Now, id: ConnId) {
+        self.leads = true;
+        self.give_control();
+        let mut lost = Vec::new();
+        for (&daemon, holding) in &mut self.holdings {
+            holding.mirrored = true;
+            if let Err(Holds::Lost(generation)) = holding.content {
+                lost.push(Lost { daemon, generation });
+            }
+        }
+        for lost in lost {
+            self.tell_server(lost, None);
+        }
+        self.serve(now, id);
+    }
+
     /// The content that ends with this connection.
     fn living_with(&self, id: ConnId) -> Vec<(DaemonId, Generation)> {
         let content = |(&daemon, holding): (&DaemonId, &Holding<F>)| {
@@ -308,12 +395,19 @@ impl<F> Vault<F> {
 
     fn settle(&mut self) {
         self.reaper.sweep();
-        for ticket in self.reaper.closed() {
+        self.released.extend(self.reaper.closed());
+        let kept = self.kept_elsewhere.unwrap_or(u64::MAX);
+        let done: Vec<ReleaseTicket> = self
+            .released
+            .extract_if(.., |ticket| ticket.revision <= kept)
+            .collect();
+        for ticket in done {
             self.reply(ticket.conn, ticket.request, Released {});
         }
-        let armed = self.server.is_some() && self.holdings.values().all(|holding| holding.mirrored);
+        let armed = self.is_armed();
         if armed && !self.was_armed {
-            let complete = self.holdings.values().all(|holding| holding.content.is_ok());
+            let done = |holding: &Holding<F>| !matches!(holding.content, Err(Holds::Empty | Holds::Lost(_)));
+            let complete = self.holdings.values().all(done);
             self.event(VaultEvent::Armed { complete });
         }
         self.was_armed = armed;
@@ -341,7 +435,9 @@ impl<F> Machine<F> for Vault<F> {
         if let Some(old) = self.server.filter(|_| origin == Origin::Server) {
             self.give_up(old, "another server takes its place".to_owned());
         }
-        let link = Link::default();
+        let follower = self.follower.take_if(|_| origin == Origin::Server);
+        let follows = follower.is_some();
+        let link = follower.unwrap_or_default();
         self.conns.insert(
             id,
             Conn {
@@ -354,7 +450,11 @@ impl<F> Machine<F> for Vault<F> {
         );
         if origin == Origin::Server {
             self.server = Some(id);
-            self.ask_server(now, Lead { pid: self.pid }, None);
+            if follows {
+                self.follow(now, id);
+            } else {
+                self.ask_server(now, Lead { pid: self.pid }, None);
+            }
         }
         self.settle();
         id

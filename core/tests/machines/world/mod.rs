@@ -8,8 +8,8 @@ use crate::wire::{Dice, Pipe};
 use std::collections::{BTreeMap, VecDeque};
 use weightd_core::content::{CheckpointId, DeviceUuid, HandleKind, Key, Role};
 use weightd_core::machine::{
-    Attach, AttachError, AttachOptions, ConnId, ConnectFailure, Fault, Fetched, Held, Limits, Machine,
-    Origin, Outcome, Publish, PublishEvent, Server, Vault,
+    Adopt, AskError, Attach, AttachError, AttachOptions, ConnId, ConnectFailure, Ends, Fault, Fetched, Held,
+    Inheritance, Limits, Machine, Origin, Outcome, Publish, PublishEvent, Server, Vault,
 };
 use weightd_core::peer::{Facts, FileKind, Peer};
 use weightd_core::time::{Now, Span};
@@ -30,6 +30,7 @@ enum Side {
     Vault(ConnId),
     Backlog(DaemonId),
     Loader,
+    Adopter,
     Engine(usize),
     Raw,
 }
@@ -91,6 +92,10 @@ pub struct World {
     pub published: Vec<PublishEvent>,
     pub engines: Vec<Engine>,
     pub raws: BTreeMap<usize, Raw>,
+    /// Launchers that ask for a server, by their connections.
+    pub adopters: BTreeMap<usize, Adopt<Fd>>,
+    /// Whether vaults give the control socket's ends to their servers.
+    pub controlled: bool,
     wires: Vec<Wire>,
     /// The wires with somebody at an end.
     live: Vec<usize>,
@@ -173,6 +178,8 @@ impl World {
             published: Vec::new(),
             engines: Vec::new(),
             raws: BTreeMap::new(),
+            adopters: BTreeMap::new(),
+            controlled: false,
             wires: Vec::new(),
             live: Vec::new(),
             backlog: VecDeque::new(),
@@ -217,7 +224,56 @@ impl World {
                 listener,
             });
         }
-        self.vault = Some(Host::new(Vault::new(VAULT_PID, EPOCH, held)));
+        let mut vault = Vault::new(VAULT_PID, EPOCH, held);
+        if self.controlled {
+            vault = vault.with_control(self.ends());
+        }
+        self.vault = Some(Host::new(vault));
+    }
+
+    /// A lock and a listener.
+    pub fn ends(&self) -> Ends<Fd> {
+        let open = |file| self.ledger.open(Facts { file, size: 0 });
+        Ends::new(open(FileKind::Other).strict(), open(FileKind::Listener).strict())
+    }
+
+    /// Launcher `pid` asks for the server that is there.
+    pub fn adopt(&mut self, pid: u32) -> usize {
+        let client = Peer { pid, uid: UID };
+        let peer = Peer {
+            pid: SERVER_PID,
+            uid: self.server_uid,
+        };
+        let adopt = Adopt::new(self.now, pid, peer, UID, Span::secs(10));
+        let now = self.now;
+        let server = self.server.as_mut().expect("a server");
+        let conn = server.input(|server| server.accept(now, Origin::Control, client));
+        let wire = self.wire(Side::Adopter, client, Side::Server(conn));
+        self.adopters.insert(wire, adopt);
+        wire
+    }
+
+    /// What became of an adoption; the connection stays for [`World::follow`].
+    pub fn adopted(&mut self, wire: usize) -> Result<Inheritance<Fd>, AskError> {
+        let mut adopt = self.adopters.remove(&wire).expect("an adopter");
+        assert!(adopt.is_over(self.now), "nothing more is waited for");
+        adopt.finish()
+    }
+
+    /// A launcher goes on with what it adopted.
+    pub fn follow(&mut self, wire: usize, pid: u32, epoch: u64, inheritance: Inheritance<Fd>) {
+        let mut host = Host::new(Vault::inheriting(pid, epoch, inheritance));
+        let (now, uid) = (self.now, self.server_uid);
+        let peer = Peer { pid: SERVER_PID, uid };
+        let conn = host.input(|vault| vault.accept(now, Origin::Server, peer));
+        self.wires[wire].ends[0] = Side::Vault(conn);
+        self.vault = Some(host);
+    }
+
+    /// A launcher that adopts dies.
+    pub fn kill_adopter(&mut self, wire: usize) {
+        self.adopters.remove(&wire);
+        self.close_end(wire, 0);
     }
 
     /// A fresh server, which the vault leads if there is one.
@@ -379,6 +435,11 @@ impl World {
         self.reset_backlog();
     }
 
+    pub fn kill_loader(&mut self) {
+        self.loader = None;
+        self.close_all(|side| side == Side::Loader);
+    }
+
     pub fn kill_vault(&mut self) {
         let vault = self.vault.take().expect("a vault");
         self.ledger.killing(vault);
@@ -406,6 +467,13 @@ impl World {
         while self.turn() {
             turns += 1;
             assert!(turns < 100_000, "the world never comes to rest");
+        }
+    }
+
+    /// A few rounds, so that something can happen in the middle of them.
+    pub fn some_turns(&mut self, turns: usize) {
+        for _ in 0..turns {
+            self.turn();
         }
     }
 

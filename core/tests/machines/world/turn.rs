@@ -136,6 +136,7 @@ impl World {
             Side::Vault(conn) => of_host!(self.vault, conn),
             Side::Loader => self.loader.as_ref()?.outgoing().map(copy),
             Side::Engine(engine) => self.engines[engine].attach.outgoing().map(copy),
+            Side::Adopter => unreachable!("an adopter is asked by its connection"),
             Side::Gone | Side::Backlog(_) | Side::Raw => None,
         }
     }
@@ -145,7 +146,14 @@ impl World {
         if side == Side::Raw {
             return self.write_raw(wire);
         }
-        let Some((bytes, descriptors)) = self.outgoing(side) else {
+        let outgoing = match self.adopters.get(&wire) {
+            Some(adopt) if side == Side::Adopter => {
+                adopt.outgoing().map(|out| (out.bytes.to_vec(), Vec::new()))
+            }
+            None if side == Side::Adopter => None,
+            _ => self.outgoing(side),
+        };
+        let Some((bytes, descriptors)) = outgoing else {
             return false;
         };
         if self.wires[wire].pipes[end].broken {
@@ -175,6 +183,7 @@ impl World {
                 .input(|vault| vault.wrote(now, conn, sent)),
             Side::Loader => self.loader.as_mut().unwrap().wrote(now, sent),
             Side::Engine(engine) => self.engines[engine].attach.wrote(now, sent),
+            Side::Adopter => self.adopters.get_mut(&wire).unwrap().wrote(now, sent),
             Side::Gone | Side::Backlog(_) | Side::Raw => unreachable!("these have nothing to send"),
         }
         self.sweep_closed();
@@ -219,6 +228,11 @@ impl World {
             Side::Loader => true,
             Side::Engine(engine) => self.engines[engine].busy_until.is_none(),
             Side::Raw => !self.raws[&wire].deaf,
+            // What comes after the answer is for the vault.
+            Side::Adopter => self
+                .adopters
+                .get_mut(&wire)
+                .is_some_and(|adopt| !adopt.is_over(now)),
         };
         if !wants {
             return false;
@@ -257,6 +271,10 @@ impl World {
                 self.engines[engine]
                     .attach
                     .receive(now, &bytes, descriptors, false);
+            }
+            Side::Adopter => {
+                let adopt = self.adopters.get_mut(&wire).unwrap();
+                adopt.receive(now, &bytes, descriptors, false);
             }
             Side::Raw => {
                 let raw = self.raws.get_mut(&wire).unwrap();
@@ -302,6 +320,7 @@ impl World {
                 engine.wire = None;
             }
             Side::Raw => self.raws.get_mut(&wire).unwrap().ended = true,
+            Side::Adopter => self.adopters.get_mut(&wire).unwrap().hangup(now, "it is gone"),
             Side::Gone | Side::Backlog(_) => unreachable!("these notice nothing"),
         }
         self.close_end(wire, end);

@@ -1,0 +1,104 @@
+//! Who holds each device's memory: what a device's own tools show of it is no process.
+
+use super::Found;
+use super::table::size;
+use crate::logs::DaemonName;
+use std::collections::{BTreeMap, BTreeSet};
+use weightd_core::content::{DeviceUuid, Generation};
+use weightd_core::wire::message::{Activity, DaemonStatus, Holds, Leased};
+
+/// The most processes that one line names.
+const PIDS: usize = 16;
+
+/// A device's daemons and generations, each with who keeps it.
+pub fn lines(found: &[Found]) -> Vec<String> {
+    let mut devices: BTreeMap<DeviceUuid, Vec<(&DaemonStatus, Option<&Activity>)>> = BTreeMap::new();
+    for found in found {
+        if let Ok(status) = &found.status {
+            let daemons = devices.entry(status.info.device_uuid).or_default();
+            daemons.push((status, found.activity.as_ref()));
+        }
+    }
+    let mut lines = Vec::new();
+    for (device, daemons) in devices {
+        let held: Vec<(u64, String)> = daemons
+            .iter()
+            .flat_map(|(status, activity)| of_daemon(status, *activity))
+            .collect();
+        let bytes = held
+            .iter()
+            .fold(0u64, |sum, (bytes, _)| sum.saturating_add(*bytes));
+        lines.push(String::new());
+        lines.push(format!("device {device}: {}", size(bytes)));
+        lines.extend(held.into_iter().map(|(_, line)| format!("  {line}")));
+    }
+    lines
+}
+
+/// The bytes of each generation, and what is said of it.
+fn of_daemon(status: &DaemonStatus, activity: Option<&Activity>) -> Vec<(u64, String)> {
+    let name = DaemonName::new(0, Some(&status.info));
+    let current = match status.holds {
+        Holds::Content(generation) => Some(generation),
+        _ => None,
+    };
+    let mut held = Vec::new();
+    if let Some(generation) = current {
+        let by = match status.launcher_pid {
+            0 => format!("server {}, launcher none: end it with `weightd stop`", status.pid),
+            launcher => format!("launcher {launcher} and server {}", status.pid),
+        };
+        let leased = match leasers(activity, generation) {
+            None => "leased by none".to_owned(),
+            Some(pids) => format!("leased by {pids}"),
+        };
+        let bytes = size(status.bytes);
+        held.push((
+            status.bytes,
+            format!("{name}: {bytes} of generation {generation}, {leased}, held by {by}"),
+        ));
+    } else {
+        let why = match status.holds {
+            Holds::Released(generation) => format!("generation {generation} was released"),
+            Holds::Lost(generation) => format!("generation {generation} was lost"),
+            Holds::Empty | Holds::Content(_) => "nothing was published yet".to_owned(),
+        };
+        held.push((0, format!("{name}: serves nothing: {why}")));
+    }
+    for &Leased {
+        generation, bytes, ..
+    } in activity.iter().flat_map(|activity| &activity.generations)
+    {
+        if Some(generation) != current {
+            let pids =
+                leasers(activity, generation).unwrap_or_else(|| "processes that are not listed".to_owned());
+            let line = format!(
+                "{name}: {} of generation {generation}, let go by weightd, free when it is unmapped by {pids}",
+                size(bytes)
+            );
+            held.push((bytes, line));
+        }
+    }
+    held
+}
+
+/// The processes that lease a generation.
+fn leasers(activity: Option<&Activity>, generation: Generation) -> Option<String> {
+    let leases = activity?
+        .leases
+        .iter()
+        .filter(|lease| lease.generation == generation);
+    let pids: BTreeSet<u32> = leases.map(|lease| lease.pid).collect();
+    if pids.is_empty() {
+        return None;
+    }
+    let name = |pid: &u32| match pid {
+        0 => "a process of another pid namespace".to_owned(),
+        pid => format!("pid {pid}"),
+    };
+    let mut names: Vec<String> = pids.iter().take(PIDS).map(name).collect();
+    if let Some(more @ 1..) = pids.len().checked_sub(PIDS) {
+        names.push(format!("{more} more"));
+    }
+    Some(names.join(", "))
+}

@@ -1,0 +1,144 @@
+//! `weightd status`: the daemons of a socket directory, and who holds their memory. Also how other
+//! commands find them.
+
+mod holders;
+mod json;
+mod table;
+mod watch;
+
+use crate::args::{StatusArgs, WhereArgs};
+use crate::error::CliError;
+use crate::node;
+use crate::output::say;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::thread;
+use weightd_blocking::request::{RequestError, request};
+use weightd_core::content::Role;
+use weightd_core::time::Span;
+use weightd_core::wire::Message;
+use weightd_core::wire::message::{Activity, DaemonStatus, GetActivity, GetStatus, Holds};
+use weightd_socket::connect::ConnectError;
+use weightd_socket::path::{Named, list};
+
+const ANSWERS_WITHIN: Span = Span::secs(5);
+
+/// A daemon that was found, or a socket that did not answer.
+pub struct Found {
+    pub socket: PathBuf,
+    pub status: Result<DaemonStatus, String>,
+    /// Absent where the server is of an older release.
+    pub activity: Option<Activity>,
+}
+
+impl Found {
+    /// Whose weights it holds, where it answered.
+    pub fn role(&self) -> Option<Role> {
+        self.status.as_ref().ok().map(|status| status.info.key.role)
+    }
+}
+
+pub fn run(args: &StatusArgs) -> Result<ExitCode, CliError> {
+    if let Some(every) = args.watch {
+        return watch::run(args, every);
+    }
+    let found = find(&args.place)?;
+    if args.json {
+        say_json(&found)?;
+    } else {
+        say(text(&found))?;
+    }
+    let silent = found
+        .iter()
+        .filter_map(|found| Some((&found.socket, found.status.as_ref().err()?)));
+    let mut code = ExitCode::SUCCESS;
+    for (socket, why) in silent {
+        code = ExitCode::FAILURE;
+        eprintln!("weightd: {}: {why}", socket.display());
+    }
+    Ok(code)
+}
+
+/// One object for each daemon that answered.
+fn say_json(found: &[Found]) -> Result<(), CliError> {
+    let answered = found
+        .iter()
+        .filter_map(|found| Some((found.status.as_ref().ok()?, &found.activity)));
+    answered
+        .into_iter()
+        .try_for_each(|(status, activity)| say(json::object(status, activity.as_ref())))
+}
+
+/// The table, and then who holds each device's memory.
+fn text(found: &[Found]) -> String {
+    if found.is_empty() {
+        return "no daemons".to_owned();
+    }
+    [table::lines(found), holders::lines(found)].concat().join("\n")
+}
+
+/// Asks every daemon of the directory, or of one instance in it. A directory that does not exist
+/// holds none.
+pub fn find(place: &WhereArgs) -> Result<Vec<Found>, CliError> {
+    let Some(dir) = node::open_dir_if_there(place)? else {
+        return Ok(Vec::new());
+    };
+    let sockets = list(dir.path()).map_err(CliError::failure)?;
+    let of_instance = |socket: &PathBuf| {
+        let instance = Named::from_path(socket).and_then(|named| named.instance);
+        place.instance.is_none() || place.instance == instance
+    };
+    // All at once: each may be waited for.
+    thread::scope(|scope| {
+        let asked: Vec<_> = sockets
+            .into_iter()
+            .filter(of_instance)
+            .map(|socket| thread::Builder::new().spawn_scoped(scope, move || ask(socket)))
+            .collect();
+        let found = asked.into_iter().map(|asked| {
+            let panicked = |_| CliError::failure("asking a daemon panicked; this is a bug in weightd");
+            asked.map_err(CliError::failure)?.join().map_err(panicked)
+        });
+        Ok(found
+            .collect::<Result<Vec<_>, CliError>>()?
+            .into_iter()
+            .flatten()
+            .collect())
+    })
+}
+
+/// `None` for a socket that a killed launcher and server left behind: nobody listens there.
+fn ask(socket: PathBuf) -> Option<Found> {
+    let status = match status(&socket) {
+        Err(RequestError::Connect(ConnectError::Absent { .. })) => return None,
+        Ok(Message::DaemonStatus(status)) => Ok(status),
+        Ok(other) => Err(format!("answered with a {} message", other.name())),
+        Err(error) => Err(error.to_string()),
+    };
+    let activity = match status
+        .is_ok()
+        .then(|| request(&socket, GetActivity {}, ANSWERS_WITHIN))
+    {
+        Some(Ok(Message::Activity(activity))) => Some(activity),
+        _ => None,
+    };
+    Some(Found {
+        socket,
+        status,
+        activity,
+    })
+}
+
+fn status(socket: &Path) -> Result<Message, RequestError> {
+    request(socket, GetStatus {}, ANSWERS_WITHIN)
+}
+
+/// The state's name and the generation that it is about.
+fn holds(status: &DaemonStatus) -> (&'static str, Option<String>) {
+    match status.holds {
+        Holds::Empty => ("empty", None),
+        Holds::Content(generation) => ("serving", Some(generation.to_string())),
+        Holds::Released(generation) => ("released", Some(generation.to_string())),
+        Holds::Lost(generation) => ("lost", Some(generation.to_string())),
+    }
+}
