@@ -5,6 +5,7 @@ use super::daemons::{Claimed, Control, Daemons, claim, server_of};
 use super::digests::{Digests, Halt};
 use super::manager::Kept;
 use super::store::{self, Store};
+use crate::owners::remove_stale_control;
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -158,6 +159,11 @@ fn from_store(
             Err(error) => return Err(error.to_string().into()),
         }
     }
+    for daemon in &inheritance.daemons {
+        if let Some(owner) = read_owner(Path::new(&daemon.info.socket)) {
+            remove_stale_control(&dir.join(owner.control));
+        }
+    }
     let control = Control::bind(dir).map_err(|error| Unfit::Halted(error.into()))?;
     let daemons = Daemons::inherited(control, &inheritance, locks);
     Ok((daemons, inheritance))
@@ -194,12 +200,21 @@ fn has_digests(inheritance: &Inheritance<OwnedFd>) -> bool {
         .all(|daemon| daemon.info.key.checkpoint.digest.is_some())
 }
 
-/// Whether a server lives, or may, behind any of these names.
+/// Whether a server lives, or may, behind any of these names. One that was killed just now takes a moment to
+/// be gone.
 fn is_served(dir: &Path, wanted: &[DaemonInfo]) -> bool {
-    wanted.iter().any(|info| {
-        let owner = read_owner(Path::new(&info.socket));
-        owner.is_some_and(|owner| server_of(dir, &owner).is_some())
-    })
+    let until = Instant::now() + ENDS_WITHIN;
+    loop {
+        let servers = wanted.iter().filter_map(|info| {
+            let owner = read_owner(Path::new(&info.socket))?;
+            server_of(dir, &owner)
+        });
+        let servers: Vec<_> = servers.collect();
+        if servers.is_empty() || servers.iter().any(Option::is_some) || Instant::now() >= until {
+            return !servers.is_empty();
+        }
+        sleep(PAUSE);
+    }
 }
 
 fn is_ending(error: &RequestError) -> bool {

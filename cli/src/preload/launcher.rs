@@ -15,6 +15,7 @@ use crate::health::Board;
 use crate::logs::{DaemonName, about, end_progress};
 use crate::output::say;
 use crate::signals::Signals;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -61,6 +62,8 @@ pub struct Launcher {
 
 struct Server {
     process: Option<ServerProcess>,
+    /// Its end, while it may not have accepted our connection.
+    end: Option<(OwnedFd, Watch)>,
     /// Deaths since it was armed last.
     deaths: u32,
     restart_at: Option<Instant>,
@@ -136,6 +139,7 @@ impl Launcher {
             daemons,
             server: Server {
                 process,
+                end: None,
                 deaths: 0,
                 restart_at: None,
             },
@@ -215,6 +219,11 @@ impl Launcher {
                 if count > 0 {
                     return Ok(End::Signal);
                 }
+            }
+            if let Some((process, end)) = self.server.end.take_if(|(_, end)| turn.watched.contains(end)) {
+                self.driver.unwatch(end, &process).map_err(CliError::failure)?;
+                self.driver.machine_mut().server_ended();
+                continue;
             }
             let now = Instant::now();
             self.tell_manager(now, &turn.watched)?;
@@ -500,11 +509,26 @@ impl Launcher {
         self.server.restart_at = None;
         let listener = self.daemons.control.listener.try_clone().map_err(failed)?;
         let child = spawn_server(&self.daemons.control.path, listener, &self.log).map_err(failed)?;
+        self.watch_end(&child)?;
         self.server.process = Some(ServerProcess::Child(child));
         let (socket, peer) = connect(&self.daemons.control.path).map_err(CliError::failure)?;
         self.driver
             .add(self.clock.now(), socket, Origin::Server, peer)
             .map_err(CliError::failure)?;
+        Ok(())
+    }
+
+    /// Waits for the end of a server that may die before it accepts our connection. (Kernels before 5.3 cannot
+    /// say it, and the connection's deadline does.)
+    fn watch_end(&mut self, child: &Child) -> Result<(), CliError> {
+        if let Some((process, end)) = self.server.end.take() {
+            self.driver.unwatch(end, &process).map_err(CliError::failure)?;
+        }
+        let process = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        if let Some(process) = process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok()) {
+            let end = self.driver.watch(&process).map_err(CliError::failure)?;
+            self.server.end = Some((process, end));
+        }
         Ok(())
     }
 

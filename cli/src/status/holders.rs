@@ -45,7 +45,10 @@ fn of_daemon(status: &DaemonStatus, activity: Option<&Activity>) -> Vec<(u64, St
     let mut held = Vec::new();
     if let Some(generation) = current {
         let by = match status.launcher_pid {
-            0 => format!("server {}, launcher none: end it with `weightd stop`", status.pid),
+            0 => format!(
+                "server {}, launcher none: take it over with `weightd preload` as before, or end it with `weightd stop`",
+                status.pid
+            ),
             launcher => format!("launcher {launcher} and server {}", status.pid),
         };
         let leased = match leasers(activity, generation) {

@@ -132,8 +132,11 @@ fn every_process_calls_a_rank_by_its_number_in_the_world() {
     let launcher = site.preload(&model, 1, &second);
     let ran = site.attach(&model, 1, &[&second[..], &["--all"]].concat());
     assert_eq!(ran.code, Some(0), "{ran:?}");
+    // The server writes it when the engine is served, and another process reads it.
+    wait_until("both lines are there", || {
+        let log = launcher.log();
+        log.contains("rank 1: serving on ") && log.contains("rank 1: sent ")
+    });
     let log = launcher.log();
-    assert!(log.contains("rank 1: serving on "), "{log}");
-    assert!(log.contains("rank 1: sent "), "{log}");
     assert!(!log.contains("rank 0") && !log.contains("daemon 0"), "{log}");
 }

@@ -221,6 +221,31 @@ fn a_second_lead_is_refused_and_the_first_is_named() {
 }
 
 #[test]
+fn a_server_that_ends_before_it_answers_is_given_up_at_once_and_one_that_answered_is_not() {
+    let mut world = World::new();
+    world.start_vault(false);
+    let server = world.raw_as(Origin::Server, Peer { pid: 20, uid: UID });
+    world.run();
+    assert!(matches!(world.heard(server)[..], [Message::Lead(_)]));
+    world.vault.as_mut().unwrap().input(|vault| vault.server_ended());
+    world.run();
+    let gone = VaultEvent::ServerGone { why: String::new() };
+    assert_eq!(world.vault.as_ref().unwrap().events, [gone]);
+    world.finish();
+
+    let mut world = World::new();
+    world.start_vault(false);
+    world.start_server();
+    world.run();
+    world.vault.as_mut().unwrap().input(|vault| vault.server_ended());
+    world.run();
+    let events = &world.vault.as_ref().unwrap().events;
+    let gone = |event: &VaultEvent| matches!(event, VaultEvent::ServerGone { .. });
+    assert!(!events.iter().any(gone), "{events:?}");
+    world.finish();
+}
+
+#[test]
 fn a_second_vault_learns_whose_server_it_is() {
     let mut world = World::new();
     world.start_vault(false);

@@ -43,21 +43,22 @@ pub(super) fn read(file: impl AsFd) -> Option<Owner> {
 }
 
 pub(super) fn write(file: impl AsFd, owner: &Owner) -> io::Result<()> {
-    let text = format!("control={}\npid={}\n", owner.control, owner.pid);
+    // Of the same length whatever the number, so that one owner's text takes the place of another's in one
+    // step: a process that is killed while it takes over a name must not make it unreachable.
+    let text = format!("control={}\npid={:010}\n", owner.control, owner.pid);
     if parse(&text).as_ref() != Some(owner) {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             format!("it cannot hold {owner:?}"),
         ));
     }
-    // A reader in between sees nothing, or all of it.
-    ftruncate(&file, 0)?;
     let written = pwrite(&file, text.as_bytes(), 0)?;
-    if written == text.len() {
-        Ok(())
-    } else {
-        Err(io::ErrorKind::WriteZero.into())
+    if written < text.len() {
+        return Err(io::ErrorKind::WriteZero.into());
     }
+    // Of what was there before, and longer.
+    ftruncate(&file, text.len() as u64)?;
+    Ok(())
 }
 
 fn parse(text: &str) -> Option<Owner> {
@@ -101,6 +102,17 @@ mod tests {
             assert_eq!(parse(text), None, "{text:?}");
         }
         assert_eq!(parse(&format!("control={}\npid=1\n", "a".repeat(108))), None);
+    }
+
+    #[test]
+    fn every_owner_of_a_name_writes_as_much() {
+        let length = |pid| {
+            let temp = tempfile::tempfile().unwrap();
+            let control = "weightd-control_0123456789abcdef.sock".to_owned();
+            write(&temp, &Owner { control, pid }).unwrap();
+            temp.metadata().unwrap().len()
+        };
+        assert_eq!(length(1), length(u32::MAX));
     }
 
     proptest! {

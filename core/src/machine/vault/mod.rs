@@ -274,6 +274,15 @@ impl<F> Vault<F> {
         self.settle();
     }
 
+    /// The server's process has ended. One that had answered ends its connection, with what it said last; one
+    /// that had not may never have accepted it, and the listener, which we hold too, keeps it open.
+    pub fn server_ended(&mut self) {
+        if let Some(server) = self.server.filter(|_| !self.leads) {
+            self.give_up(server, String::new());
+        }
+        self.settle();
+    }
+
     /// Asks the server to end.
     pub fn stop_server(&mut self, now: Now) {
         self.ask_server(now, Stop {}, None);
