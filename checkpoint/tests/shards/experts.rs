@@ -2,10 +2,10 @@
 
 use super::made::execute::execute;
 use super::made::generated::{Case, Family, Sizes};
-use super::made::{Made, SMALL, Tensor, tensor_parallel, world};
+use super::made::{Made, SMALL, Tensor, data, tensor_parallel, world};
 use super::{plan, refusal, stored};
 use serde_json::json;
-use weightd_checkpoint::{Layout, RuleError, ShardingOptions};
+use weightd_checkpoint::{Checkpoint, Draft, Layout, RuleError, ShardingOptions};
 use weightd_core::plan::experts::ExpertPlacement;
 
 fn case(family: Family, options: ShardingOptions) -> Case {
@@ -167,6 +167,13 @@ fn models_without_experts_are_refused() {
         let error = refusal(&SMALL.make().open(), &spread(Linear, layout, 2, 1));
         assert_eq!(error, RuleError::NoExperts);
     }
+}
+
+#[test]
+fn a_dense_draft_beside_spread_experts_is_none_the_worse() {
+    let checkpoint = Checkpoint::open(&data("eagle_llama")).unwrap();
+    let options = spread(Linear, Layout::Checkpoint, 2, 1).of_draft(Draft::Eagle);
+    assert!(plan(&checkpoint, &options).is_ok());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What cannot be split is refused, typed by cause and with its numbers.
 
-use super::made::{Decoder, Made, SMALL, Tensor, tensor_parallel};
+use super::made::{Decoder, Made, SMALL, Tensor, tensor_parallel, world};
 use super::{plan, refusal};
 use serde_json::json;
 use weightd_checkpoint::{Checkpoint, Layout, RuleError, ShardingOptions};
@@ -166,5 +166,66 @@ fn an_architecture_whose_layout_in_vllm_is_not_known() {
                 if architecture == "OPTForCausalLM" && known.contains("GptOssForCausalLM")),
             "{error}"
         );
+    }
+}
+
+#[test]
+fn one_number_for_each_projection_is_not_fused() {
+    let checkpoint = with(|tensors| {
+        for name in ["q_proj", "k_proj", "v_proj"] {
+            tensors.push((format!("model.layers.0.self_attn.{name}.gain"), "F32", vec![]));
+        }
+    });
+    let error = refusal(&checkpoint, &vllm(1));
+    let is_gain = |fused: &str| fused == "model.layers.0.self_attn.qkv_proj.gain";
+    assert!(
+        matches!(&error, RuleError::PartsDiffer { fused, .. } if is_gain(fused)),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_bias_of_some_of_what_is_fused() {
+    let checkpoint = with(|tensors| {
+        tensors.retain(|(name, ..)| {
+            !(name.contains("layers.1") && (name.ends_with("q_proj.bias") || name.ends_with("v_proj.bias")))
+        })
+    });
+    assert!(plan(&checkpoint, &tensor_parallel(2)).is_ok());
+    let error = refusal(&checkpoint, &vllm(2));
+    assert!(
+        matches!(&error, RuleError::PartMissing { part, .. } if part == "q_proj"),
+        "{error}"
+    );
+}
+
+#[test]
+fn layers_that_the_configuration_does_not_count_and_layers_that_are_not_there() {
+    let layers = |stored: u64, stated: u64| {
+        let decoder = Decoder {
+            layers: stored,
+            ..SMALL
+        };
+        let mut config = decoder.config();
+        config["num_hidden_layers"] = json!(stated);
+        Made::new(&config, &[decoder.tensors()]).open()
+    };
+    assert!(matches!(
+        refusal(&layers(4, 3), &world(1, 3, 1)),
+        RuleError::LayerBeyond {
+            layer: 3,
+            layers: 3,
+            ..
+        }
+    ));
+    assert_eq!(
+        refusal(&layers(4, 8), &world(1, 4, 1)),
+        RuleError::LayerMissing { layer: 4, layers: 8 }
+    );
+    // One stage holds whatever there is.
+    for (stored, stated) in [(4, 3), (3, 4)] {
+        let plan = plan(&layers(stored, stated), &tensor_parallel(2)).unwrap();
+        let last = format!("model.layers.{}.input_layernorm.weight", stored - 1);
+        assert!(plan.ranks()[0].manifest.get(&last).is_some());
     }
 }

@@ -84,6 +84,26 @@ fn a_tied_head_is_on_the_first_and_the_last_stage_in_both_layouts() {
 }
 
 #[test]
+fn a_tied_head_is_wherever_its_embedding_is() {
+    // vLLM has this model's embedding on every stage.
+    let mut config = SMALL.config();
+    config["architectures"] = json!(["Qwen3MoeForCausalLM"]);
+    config["tie_word_embeddings"] = json!(true);
+    config["num_hidden_layers"] = json!(3);
+    let mut tensors: Vec<Tensor> = Decoder { layers: 3, ..SMALL }.tensors();
+    tensors.retain(|(name, ..)| name != "lm_head.weight");
+    let checkpoint = Made::new(&config, &[tensors]).open();
+    let options = ShardingOptions {
+        layout: Layout::Vllm,
+        ..world(1, 3, 1)
+    };
+    for held in execute(&checkpoint, &plan(&checkpoint, &options).unwrap()) {
+        assert!(held.contains_key("model.embed_tokens.weight"));
+        assert_eq!(held["lm_head.weight"], held["model.embed_tokens.weight"]);
+    }
+}
+
+#[test]
 fn a_model_without_a_language_head_gets_none() {
     for (architecture, aliases) in [
         ("BertForSequenceClassification", 0),

@@ -161,3 +161,15 @@ fn a_plan_says_nothing_of_vllms_layout() {
         );
     }
 }
+
+#[test]
+fn an_embedding_that_a_plan_does_not_name_is_on_the_first_stage() {
+    let checkpoint = SMALL.make().open();
+    let rules = json!({ "layers.*.mlp.up_proj": "colwise" });
+    let plan = plan(&checkpoint, &with(world(2, 2, 1), &rules)).unwrap();
+    let has = |rank: usize, name: &str| plan.ranks()[rank].manifest.get(name).is_some();
+    for rank in 0..4 {
+        assert_eq!(has(rank, "model.embed_tokens.weight"), rank < 2);
+        assert_eq!(has(rank, "lm_head.weight"), rank >= 2);
+    }
+}
