@@ -9,12 +9,9 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use weightd_core::content::manifest::{MAX_BYTES, Region};
 use weightd_core::content::{Generation, Key, Manifest};
-use weightd_core::machine::{
-    Attach, AttachError, AttachOptions, ConnectFailure, Fault, Fetched, Outcome, Step,
-};
+use weightd_core::machine::{Attach, AttachError, AttachOptions, Fault, Fetched, Outcome, Step};
 use weightd_core::time::Now;
 use weightd_gpu::{Mapping, MemoryError, Weights, WeightsError};
-use weightd_socket::connect::{ConnectError, connect};
 
 /// What an engine does itself during an attach. All of it may block.
 pub trait Engine {
@@ -69,7 +66,7 @@ impl Attached {
 /// A connection that says by its end that the daemon instance is gone. What is mapped stays
 /// mapped, whatever happens to it.
 #[derive(Debug)]
-pub struct Lease(OwnedFd);
+pub struct Lease(pub(crate) OwnedFd);
 
 impl AsFd for Lease {
     /// Readable once the daemon is gone.
@@ -235,20 +232,8 @@ impl AttachDriver {
     }
 
     fn connect(&mut self, now: Now) {
-        drop(self.line.take());
         self.connected = Instant::now();
-        let result = match connect(&self.socket) {
-            Ok((socket, peer)) => match self.line.open(socket) {
-                Ok(()) => Ok(peer),
-                Err(error) => Err(ConnectFailure::Other(error.to_string())),
-            },
-            Err(error) => Err(match error {
-                ConnectError::Absent { .. } => ConnectFailure::Absent(error.to_string()),
-                ConnectError::Busy { .. } => ConnectFailure::Busy,
-                ConnectError::Refused { .. } => ConnectFailure::Refused(error.to_string()),
-                other => ConnectFailure::Other(other.to_string()),
-            }),
-        };
+        let result = self.line.connect(&self.socket);
         self.machine.connected(now, result);
     }
 }

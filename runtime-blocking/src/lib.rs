@@ -3,6 +3,7 @@
 //!
 //! * [`driver`]: drives a machine with many connections (a server, a vault); never blocks.
 //! * [`client`]: drives one attach, and the blocking [`client::attach`] on it.
+//! * [`renewal`]: drives the leasing of a generation once more, when its daemon is gone.
 //! * [`request`]: one question to a daemon, and its answer.
 //! * [`adopt`]: adopting a server whose launcher is gone.
 //! * [`channel`]: a loader's side of its channel to the launcher.
@@ -21,6 +22,7 @@ mod clock;
 pub mod driver;
 mod line;
 mod reaper;
+pub mod renewal;
 pub mod request;
 pub mod serve;
 

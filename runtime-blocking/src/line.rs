@@ -5,8 +5,11 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use weightd_core::machine::{Exchange, IN_FLIGHT_PAUSE};
+use std::path::Path;
+use weightd_core::machine::{ConnectFailure, Exchange, IN_FLIGHT_PAUSE};
+use weightd_core::peer::Peer;
 use weightd_core::time::Now;
+use weightd_socket::connect::{ConnectError, connect};
 use weightd_socket::message::{ReceiveError, SendError, receive, send};
 
 const READ_BYTES: usize = 64 * 1024;
@@ -42,6 +45,23 @@ impl Line {
         self.socket = Some(socket);
         self.paused_until = None;
         Ok(())
+    }
+
+    /// Connects to a daemon's socket, and closes the connection before.
+    pub fn connect(&mut self, socket: &Path) -> Result<Peer, ConnectFailure> {
+        drop(self.take());
+        match connect(socket) {
+            Ok((socket, peer)) => match self.open(socket) {
+                Ok(()) => Ok(peer),
+                Err(error) => Err(ConnectFailure::Other(error.to_string())),
+            },
+            Err(error) => Err(match error {
+                ConnectError::Absent { .. } => ConnectFailure::Absent(error.to_string()),
+                ConnectError::Busy { .. } => ConnectFailure::Busy,
+                ConnectError::Refused { .. } => ConnectFailure::Refused(error.to_string()),
+                other => ConnectFailure::Other(other.to_string()),
+            }),
+        }
     }
 
     /// Closes the connection, or gives it up.

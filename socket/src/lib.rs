@@ -6,6 +6,7 @@
 //! * [`path`]: the name of a daemon's socket, derived from what it serves.
 //! * [`lock`]: who owns that name; held for life, and handed on like any descriptor.
 //! * [`listen`]: binding under that name in one atomic step, and accepting.
+//! * [`seen`]: whether a name still leads where it led.
 //! * [`connect`]: reaching a daemon, which is checked as it checks its client.
 //! * [`message`]: bytes and descriptors, one way and the other.
 //! * [`facts`]: what a received descriptor is, asked of the kernel.
@@ -31,10 +32,11 @@ pub mod lock;
 pub mod message;
 pub mod notify;
 pub mod path;
+pub mod seen;
 
 /// An operating system call on a path failed.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {doing} {}: {source}", path.display())]
+#[error("cannot {doing} {}: {source}{}", path.display(), out_of_descriptors(source))]
 pub struct IoError {
     /// What was tried, as a verb: `open`, `bind`.
     pub doing: &'static str,
@@ -42,6 +44,15 @@ pub struct IoError {
     pub path: std::path::PathBuf,
     /// What the operating system said.
     pub source: std::io::Error,
+}
+
+/// What to do about a call that found no descriptor left, to follow what it said; empty for any other failure.
+pub fn out_of_descriptors(error: &std::io::Error) -> &'static str {
+    match rustix::io::Errno::from_io_error(error) {
+        Some(rustix::io::Errno::MFILE) => "; raise the limit of open files (ulimit -n)",
+        Some(rustix::io::Errno::NFILE) => "; raise the limit of open files of the machine (fs.file-max)",
+        _ => "",
+    }
 }
 
 impl IoError {

@@ -5,6 +5,7 @@ use crate::credentials::peer;
 use crate::facts::facts;
 use crate::lock::Lock;
 use crate::path::{PathError, check_length};
+use crate::seen::Seen;
 use rustix::fs::{Mode, chmod, rename, unlink};
 use rustix::io::Errno;
 use rustix::net::{
@@ -27,6 +28,8 @@ const BACKLOG: i32 = 4096;
 pub struct Pending {
     listener: OwnedFd,
     temporary: Temporary,
+    /// Its file, under the temporary name.
+    seen: Option<Seen>,
     socket: PathBuf,
 }
 
@@ -55,8 +58,14 @@ impl Pending {
         Ok(Pending {
             listener,
             temporary,
+            seen: Seen::at(&path),
             socket,
         })
+    }
+
+    /// Whether the temporary name still leads to it: if not, it cannot get its final one.
+    pub fn is_there(&self) -> bool {
+        self.seen.as_ref().is_some_and(Seen::is_there)
     }
 
     /// Gives the socket its final name in one step, in place of a stale one.

@@ -39,6 +39,20 @@ fn a_socket_is_absent_until_it_is_published_and_private_from_then_on() {
 }
 
 #[test]
+fn a_temporary_name_that_somebody_removed_or_took_is_noticed() {
+    let temp = tempdir().unwrap();
+    let socket = socket_in(temp.path());
+    let lock = Lock::acquire(&socket).unwrap();
+    let pending = Pending::bind(&lock).unwrap();
+    assert!(pending.is_there());
+    let temporary = socket.with_extension("tmp");
+    std::fs::remove_file(&temporary).unwrap();
+    assert!(!pending.is_there());
+    let _another = UnixListener::bind(&temporary).unwrap();
+    assert!(!pending.is_there());
+}
+
+#[test]
 fn a_socket_that_is_never_published_leaves_nothing() {
     let temp = tempdir().unwrap();
     let socket = socket_in(temp.path());

@@ -1,20 +1,30 @@
-//! Keeping mappings and leases until a signal, and saying when a daemon goes.
+//! Keeping mappings and leases until a signal, and saying when a daemon goes for good.
 
 use super::Mapped;
 use crate::error::CliError;
 use crate::output::say;
 use crate::signals::Signals;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::process::ExitCode;
+use std::time::Duration;
+use weightd_blocking::renewal::{RenewalDriver, Renewing};
 
-pub fn until_signal(mut mapped: Vec<Mapped>, signals: &Signals, json: bool) -> Result<ExitCode, CliError> {
+/// How often a renewal is looked after.
+const RENEWING_EVERY: Duration = Duration::from_millis(20);
+
+pub fn until_signal(mapped: Vec<Mapped>, signals: &Signals, json: bool) -> Result<ExitCode, CliError> {
+    let mut held: Vec<Held> = mapped.into_iter().map(Held::new).collect();
     loop {
-        let (signalled, lost) = wait(&mapped, signals)?;
-        for index in lost {
-            mapped[index].attached.lease = None;
-            // A closed stdout is no reason to let go.
-            let _ = say(lost_line(&mapped[index], json));
+        let (signalled, ended) = wait(&held, signals)?;
+        for index in ended {
+            held[index].renew()?;
+        }
+        for held in &mut held {
+            if let Some(line) = held.turn(json) {
+                // A closed stdout is no reason to let go.
+                let _ = say(line);
+            }
         }
         if signalled && signals.take() > 0 {
             return Ok(signals.exit_code());
@@ -22,37 +32,82 @@ pub fn until_signal(mut mapped: Vec<Mapped>, signals: &Signals, json: bool) -> R
     }
 }
 
+/// A rank that is mapped, and its lease, or what is done to get it again.
+struct Held {
+    mapped: Mapped,
+    renewal: Option<RenewalDriver>,
+}
+
+impl Held {
+    fn new(mapped: Mapped) -> Held {
+        let renewal = None;
+        Held { mapped, renewal }
+    }
+
+    /// Begins to lease what is mapped again.
+    fn renew(&mut self) -> Result<(), CliError> {
+        self.mapped.attached.lease = None;
+        let (socket, generation) = (self.mapped.socket.clone(), self.mapped.attached.generation());
+        self.renewal = Some(RenewalDriver::new(socket, generation).map_err(CliError::failure)?);
+        Ok(())
+    }
+
+    /// Goes on with it; what there is to be said when it is over.
+    fn turn(&mut self, json: bool) -> Option<String> {
+        match self.renewal.as_mut()?.turn() {
+            Renewing::Wait(_) => None,
+            Renewing::Leased(lease) => {
+                self.mapped.attached.lease = Some(lease);
+                self.renewal = None;
+                Some(self.line(
+                    json,
+                    "leased_again",
+                    "leased again from the daemon that serves it now",
+                ))
+            }
+            Renewing::Lost { why } => {
+                self.renewal = None;
+                let what =
+                    format!("stays mapped, but its daemon is lost, and nobody counts it any more: {why}");
+                Some(self.line(json, "daemon_lost", &what))
+            }
+        }
+    }
+
+    fn line(&self, json: bool, event: &str, what: &str) -> String {
+        let rank = self.mapped.rank.placement.global_rank;
+        let generation = self.mapped.attached.generation();
+        if json {
+            let event = serde_json::json!({
+                "event": event,
+                "global_rank": rank,
+                "generation": generation.to_string(),
+            });
+            return event.to_string();
+        }
+        format!("rank {rank}: generation {generation} {what}")
+    }
+}
+
 /// Whether a signal came, and which leases ended.
-fn wait(mapped: &[Mapped], signals: &Signals) -> Result<(bool, Vec<usize>), CliError> {
-    let leases = mapped.iter().enumerate();
+fn wait(held: &[Held], signals: &Signals) -> Result<(bool, Vec<usize>), CliError> {
+    let leases = held.iter().enumerate();
     let (indices, mut waiting): (Vec<usize>, Vec<PollFd<'_>>) = leases
-        .filter_map(|(index, mapped)| Some((index, mapped.attached.lease.as_ref()?)))
+        .filter_map(|(index, held)| Some((index, held.mapped.attached.lease.as_ref()?)))
         .map(|(index, lease)| (index, PollFd::new(lease, PollFlags::IN)))
         .unzip();
     waiting.push(PollFd::new(signals, PollFlags::IN));
-    match poll(&mut waiting, None) {
+    let renewing = held.iter().any(|held| held.renewal.is_some());
+    let timeout = renewing.then(|| Timespec::try_from(RENEWING_EVERY).expect("it is short"));
+    match poll(&mut waiting, timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => {}
         Err(error) => return Err(CliError::failure(format!("cannot wait: {error}"))),
     }
     let mut ready = waiting.iter().map(|fd| !fd.revents().is_empty());
-    let lost = indices
+    let ended = indices
         .into_iter()
         .zip(ready.by_ref())
         .filter(|(_, ready)| *ready);
-    let lost = lost.map(|(index, _)| index).collect();
-    Ok((ready.next() == Some(true), lost))
-}
-
-fn lost_line(mapped: &Mapped, json: bool) -> String {
-    let rank = mapped.rank.placement.global_rank;
-    let generation = mapped.attached.generation();
-    if json {
-        let event = serde_json::json!({
-            "event": "daemon_lost",
-            "global_rank": rank,
-            "generation": generation.to_string(),
-        });
-        return event.to_string();
-    }
-    format!("rank {rank}: daemon lost; generation {generation} stays mapped, and nobody counts it any more")
+    let ended = ended.map(|(index, _)| index).collect();
+    Ok((ready.next() == Some(true), ended))
 }

@@ -11,6 +11,7 @@ use crate::node::{self, LocalRank};
 use crate::output::say;
 use crate::signals::Signals;
 use report::Report;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -26,6 +27,8 @@ use weightd_socket::dir::{DirError, SocketDir};
 /// One rank that is mapped.
 struct Mapped {
     rank: LocalRank,
+    /// Whose daemon is there.
+    socket: PathBuf,
     attached: Attached,
 }
 
@@ -47,8 +50,14 @@ pub fn run(args: &AttachArgs) -> Result<ExitCode, CliError> {
     let _opened = opened.map_err(CliError::failure)?;
     let mut mapped = Vec::with_capacity(ranks.len());
     for rank in ranks {
-        let attached = attach_rank(args, &model, &dir, &mut stand_in, &identity, &rank)?;
-        mapped.push(Mapped { rank, attached });
+        let ranks_per_device = args.model.sharding.parallel.ranks_per_device;
+        let socket = node::socket_of(dir.path(), &rank, model.role, ranks_per_device, &args.place)?;
+        let attached = attach_rank(args, &model, &socket, &mut stand_in, &identity, &rank)?;
+        mapped.push(Mapped {
+            rank,
+            socket,
+            attached,
+        });
     }
     let reports = mapped
         .iter()
@@ -75,7 +84,7 @@ fn report(
     checkpoint: &Checkpoint,
     mapped: &Mapped,
 ) -> Result<Report, CliError> {
-    let Mapped { rank, attached } = mapped;
+    let Mapped { rank, attached, .. } = mapped;
     let mut report = Report::new(rank, attached);
     if args.verify {
         let (sharding, coordinates) = (&model.keys.sharding, Rank::of(&rank.placement));
@@ -138,18 +147,11 @@ fn chosen_model(args: &AttachArgs) -> Result<Model, CliError> {
 fn attach_rank(
     args: &AttachArgs,
     model: &Model,
-    dir: &SocketDir,
+    socket: &Path,
     stand_in: &mut StandIn<'_>,
     identity: &CheckpointId,
     rank: &LocalRank,
 ) -> Result<Attached, CliError> {
-    let socket = node::socket_of(
-        dir.path(),
-        rank,
-        model.role,
-        args.model.sharding.parallel.ranks_per_device,
-        &args.place,
-    )?;
     let identity = CheckpointId {
         digest: stand_in.digest,
         ..identity.clone()
@@ -163,7 +165,7 @@ fn attach_rank(
         device: Some(rank.device.uuid()),
         ..AttachOptions::new(our_uid().map_err(CliError::failure)?)
     };
-    attach(&socket, options, key, stand_in).map_err(|error| {
+    attach(socket, options, key, stand_in).map_err(|error| {
         let rank = rank.placement.global_rank;
         match error {
             ClientError::LoadFromDisk(why) => CliError::Failure(format!("rank {rank}: {why}")),

@@ -49,7 +49,13 @@ pub fn begin(
     kept: Kept,
 ) -> Result<(Daemons, Past), Halt> {
     // A server that lives has it all as well, and must not be given a second one beside it.
-    if !kept.is_empty() && !is_served(dir, &wanted) {
+    let served = !kept.is_empty() && is_served(dir, &wanted);
+    if served {
+        // Its locks and listeners may have been replaced since those were given away that are kept.
+        if let Some(store) = store {
+            store.ends_replaced();
+        }
+    } else if !kept.is_empty() {
         match from_store(dir, kept, &mut wanted, digests) {
             Ok((daemons, inheritance)) => return Ok((daemons, Past::Store(inheritance))),
             Err(Unfit::Halted(halt)) => return Err(halt),
@@ -165,7 +171,7 @@ fn from_store(
         }
     }
     let control = Control::bind(dir).map_err(|error| Unfit::Halted(error.into()))?;
-    let daemons = Daemons::inherited(control, &inheritance, locks);
+    let daemons = Daemons::inherited(dir, control, &inheritance, locks);
     Ok((daemons, inheritance))
 }
 
@@ -177,7 +183,7 @@ fn take_over(dir: &Path, control: &str, inheritance: &Inheritance<OwnedFd>) -> R
         .as_ref()
         .ok_or("its launcher did not give it the control socket")?;
     let control = Control::inherited(dir.join(control), ends).map_err(|error| error.to_string())?;
-    Ok(Daemons::inherited(control, inheritance, locks))
+    Ok(Daemons::inherited(dir, control, inheritance, locks))
 }
 
 /// The locks on the names of all daemons, which must be those names' still.

@@ -19,6 +19,7 @@ use weightd_socket::connect::ConnectError;
 use weightd_socket::listen::{self, Pending};
 use weightd_socket::lock::{Lock, LockError, Owner, read_owner};
 use weightd_socket::path::control_path;
+use weightd_socket::seen::Seen;
 
 /// How long an owner may take to say who it is: one that has just started has not written that
 /// yet, and one that is ending holds its lock for a moment longer.
@@ -30,6 +31,8 @@ const OWNER_SHOWS_WITHIN: Duration = Duration::from_secs(2);
 pub struct Daemons {
     pub control: Control,
     pub claims: Vec<Claim>,
+    /// The directory of all names.
+    pub(super) dir: Option<Seen>,
 }
 
 /// What became of the wish for names.
@@ -52,9 +55,11 @@ pub struct Orphan {
 #[derive(Debug)]
 pub struct Claim {
     pub info: DaemonInfo,
-    lock: Lock,
+    pub(super) lock: Lock,
     /// Until it has its name.
-    pending: Option<Pending>,
+    pub(super) pending: Option<Pending>,
+    /// From then on.
+    pub(super) seen: Option<Seen>,
     /// The name stays when this is dropped: it is, or will be, another's.
     leaves: bool,
 }
@@ -65,7 +70,8 @@ pub struct Claim {
 pub struct Control {
     pub path: PathBuf,
     pub listener: OwnedFd,
-    lock: Option<Lock>,
+    pub(super) lock: Option<Lock>,
+    pub(super) seen: Option<Seen>,
     leaves: bool,
 }
 
@@ -101,6 +107,7 @@ pub fn claim(dir: &Path, wanted: &[DaemonInfo]) -> Result<Claimed, CliError> {
     let daemons = Daemons {
         control: Control::bind(dir)?,
         claims,
+        dir: Seen::at(dir),
     };
     daemons.write_owners()?;
     Ok(Claimed::Ours(daemons))
@@ -109,16 +116,23 @@ pub fn claim(dir: &Path, wanted: &[DaemonInfo]) -> Result<Claimed, CliError> {
 impl Daemons {
     /// The names of an inheritance, with the locks on them. They stay with it until they are
     /// [taken](Daemons::leave_names): nothing has changed as long as that has not been.
-    pub fn inherited(mut control: Control, inheritance: &Inheritance<OwnedFd>, locks: Vec<Lock>) -> Daemons {
+    pub fn inherited(
+        dir: &Path,
+        mut control: Control,
+        inheritance: &Inheritance<OwnedFd>,
+        locks: Vec<Lock>,
+    ) -> Daemons {
         control.leaves |= inheritance.server.is_some();
         let claim = |(daemon, lock): (&Inherited<OwnedFd>, Lock)| Claim {
             info: daemon.info.clone(),
             lock,
             pending: None,
+            seen: Seen::at(Path::new(&daemon.info.socket)),
             leaves: true,
         };
         let claims = inheritance.daemons.iter().zip(locks).map(claim).collect();
-        Daemons { control, claims }
+        let dir = Seen::at(dir);
+        Daemons { control, claims, dir }
     }
 
     /// Says in each lock file how to reach us.
@@ -165,6 +179,7 @@ impl Daemons {
         for claim in &mut self.claims {
             if let Some(pending) = claim.pending.take() {
                 pending.publish(&claim.lock).map_err(CliError::failure)?;
+                claim.seen = Seen::at(claim.lock.socket());
             }
         }
         Ok(())
@@ -178,19 +193,7 @@ impl Claim {
             Ok(locked) => locked,
             Err(orphan) => return Ok(Err(orphan)),
         };
-        // A lock file that somebody removed proves nothing: whoever made it may serve on.
-        if let Ok(Message::DaemonStatus(status)) = request(socket, GetStatus {}, Span::secs(2)) {
-            let pids = [status.launcher_pid, status.pid]
-                .into_iter()
-                .filter(|pid| *pid != 0);
-            let pids = pids.map(|pid| pid.to_string()).collect::<Vec<_>>().join(" ");
-            return Err(CliError::Failure(format!(
-                "{} is served although its lock file is gone, removed perhaps by a cleaner of {}: end that daemon \
-                 with `kill {pids}`, and exclude the directory from cleaning",
-                socket.display(),
-                dir.display()
-            )));
-        }
+        nobody_serves(dir, socket)?;
         if let Some(stale) = stale {
             remove_stale_control(&dir.join(stale.control));
         }
@@ -199,6 +202,7 @@ impl Claim {
             info: info.clone(),
             lock,
             pending,
+            seen: None,
             leaves: false,
         }))
     }
@@ -220,6 +224,7 @@ impl Control {
         Ok(Control {
             listener: ends.listener().try_clone().map_err(CliError::failure)?,
             lock: Some(Lock::adopt(lock, &path).map_err(CliError::failure)?),
+            seen: Seen::at(&path),
             path,
             leaves: true,
         })
@@ -241,6 +246,7 @@ impl Control {
         let bound = Pending::bind(&lock).and_then(|pending| pending.publish(&lock));
         match bound {
             Ok(listener) => Ok(Control {
+                seen: Seen::at(&path),
                 path,
                 listener,
                 lock: Some(lock),
@@ -266,8 +272,25 @@ impl Drop for Control {
     }
 }
 
+/// A lock file that somebody removed proves nothing: whoever made it may serve on.
+pub(super) fn nobody_serves(dir: &Path, socket: &Path) -> Result<(), CliError> {
+    let Ok(Message::DaemonStatus(status)) = request(socket, GetStatus {}, Span::secs(2)) else {
+        return Ok(());
+    };
+    let pids = [status.launcher_pid, status.pid]
+        .into_iter()
+        .filter(|pid| *pid != 0);
+    let pids = pids.map(|pid| pid.to_string()).collect::<Vec<_>>().join(" ");
+    Err(CliError::Failure(format!(
+        "{} is served although its lock file is gone, removed perhaps by a cleaner of {}: end that daemon with \
+         `kill {pids}`, and exclude the directory from cleaning",
+        socket.display(),
+        dir.display()
+    )))
+}
+
 /// Takes the right to a name, and says who had it last.
-fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Owner>), Orphan>, CliError> {
+pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Owner>), Orphan>, CliError> {
     let until = Instant::now() + OWNER_SHOWS_WITHIN;
     loop {
         let owner = read_owner(socket);

@@ -1,9 +1,12 @@
 //! The launcher's life: start, READY, supervise, end.
 
 mod ending;
+mod names;
+mod server;
 
 use super::adoption::{self, Past};
-use super::children::{ServerProcess, Work, describe, probe, spawn_loader, spawn_server};
+use super::cannot;
+use super::children::{ServerProcess, Work, describe, probe, spawn_loader};
 use super::daemons::Daemons;
 use super::probing::Prober;
 use super::recovery::{Recovery, Suspect, Verdict};
@@ -15,12 +18,13 @@ use crate::health::Board;
 use crate::logs::{DaemonName, about, end_progress};
 use crate::output::say;
 use crate::signals::Signals;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use names::Names;
+use server::Server;
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tracing::{info, warn};
 use weightd_blocking::Clock;
 use weightd_blocking::driver::{Driver, Watch};
@@ -28,13 +32,8 @@ use weightd_core::content::Role;
 use weightd_core::machine::{Origin, Vault, VaultEvent};
 use weightd_core::peer::Peer;
 use weightd_core::wire::message::{DaemonId, Holds};
-use weightd_socket::connect::{connect, pair};
+use weightd_socket::connect::pair;
 use weightd_socket::credentials::our_uid;
-
-/// A server that dies before it was armed again is started after twice the pause before, up to a
-/// limit.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 pub struct Launcher {
     args: PreloadArgs,
@@ -45,6 +44,7 @@ pub struct Launcher {
     signals: Signals,
     signalled: Watch,
     daemons: Daemons,
+    names: Names,
     server: Server,
     loader: Option<Loading>,
     load_failure: Option<String>,
@@ -58,15 +58,6 @@ pub struct Launcher {
     store: Option<Store>,
     /// A second signal came along with the first.
     hurried: bool,
-}
-
-struct Server {
-    process: Option<ServerProcess>,
-    /// Its end, while it may not have accepted our connection.
-    end: Option<(OwnedFd, Watch)>,
-    /// Deaths since it was armed last.
-    deaths: u32,
-    restart_at: Option<Instant>,
 }
 
 struct Loading {
@@ -100,11 +91,14 @@ impl Launcher {
             .collect();
         adoption::say(&past, &names);
         let (pid, epoch) = (std::process::id(), getrandom::u64().map_err(CliError::failure)?);
-        let control = daemons.control.ends().map_err(CliError::failure)?;
+        let control = daemons
+            .control
+            .ends()
+            .map_err(cannot("copy the control socket"))?;
         let serving = !matches!(past, Past::None);
         let (vault, follower) = match past {
             Past::None => {
-                let held = daemons.held().map_err(CliError::failure)?;
+                let held = daemons.held().map_err(cannot("copy sockets and locks"))?;
                 (Vault::new(pid, epoch, held), None)
             }
             Past::Store(inheritance) => (Vault::inheriting(pid, epoch, inheritance), None),
@@ -117,8 +111,8 @@ impl Launcher {
             }
         };
         let clock = Clock::start();
-        let mut driver = Driver::new(vault.with_control(control)).map_err(CliError::failure)?;
-        let signalled = driver.watch(&signals).map_err(CliError::failure)?;
+        let mut driver = Driver::new(vault.with_control(control)).map_err(cannot("wait for processes"))?;
+        let signalled = driver.watch(&signals).map_err(cannot("wait for signals"))?;
         let mut process = None;
         if let Some((pid, connection)) = follower {
             let uid = our_uid().map_err(CliError::failure)?;
@@ -137,12 +131,8 @@ impl Launcher {
             signals,
             signalled,
             daemons,
-            server: Server {
-                process,
-                end: None,
-                deaths: 0,
-                restart_at: None,
-            },
+            names: Names::new(Instant::now()),
+            server: Server::new(process),
             loader: None,
             load_failure: None,
             recovery: Recovery::default(),
@@ -227,7 +217,15 @@ impl Launcher {
             }
             let now = Instant::now();
             self.tell_manager(now, &turn.watched)?;
-            if self.server.restart_at.is_some_and(|at| at <= now) {
+            let starts_server = self.server.restart_at.is_some_and(|at| at <= now);
+            if starts_server {
+                // It is reached by one of the names.
+                self.names.look_now(now);
+            }
+            if self.look_after_names(now)? {
+                continue;
+            }
+            if starts_server {
                 self.start_server()?;
                 continue;
             }
@@ -237,6 +235,7 @@ impl Launcher {
             let (can_try, can_load) = (self.prober.is_idle(), self.loader.is_none());
             let wake_at = [
                 self.server.restart_at,
+                Some(self.names.look_at()),
                 self.prober.wake_at(now),
                 self.recovery.wake_at(can_try, can_load),
                 self.store.as_mut().and_then(|store| store.wake_at(now)),
@@ -387,7 +386,12 @@ impl Launcher {
                     info!("re-armed: the server serves again");
                 }
                 if complete && !self.ready {
-                    self.announce()?;
+                    // Names that are gone cannot be given to sockets.
+                    let now = Instant::now();
+                    self.names.look_now(now);
+                    if !self.look_after_names(now)? {
+                        self.announce()?;
+                    }
                 }
             }
             VaultEvent::ServerGone { why } => return Ok(self.server_gone(&why)),
@@ -489,54 +493,11 @@ impl Launcher {
         Ok(())
     }
 
-    /// Before READY, a failure ends the start. After it, it counts as another death: the weights stay.
-    fn start_server(&mut self) -> Result<(), CliError> {
-        let Err(error) = self.try_start_server() else {
-            return Ok(());
-        };
-        if let Some(process) = self.server.process.take() {
-            process.end();
-        }
-        if !self.serving {
-            return Err(error);
-        }
-        self.restart_server(&error.to_string());
-        Ok(())
-    }
-
-    fn try_start_server(&mut self) -> Result<(), CliError> {
-        let failed = |error| CliError::Failure(format!("cannot start the server: {error}"));
-        self.server.restart_at = None;
-        let listener = self.daemons.control.listener.try_clone().map_err(failed)?;
-        let child = spawn_server(&self.daemons.control.path, listener, &self.log).map_err(failed)?;
-        self.watch_end(&child)?;
-        self.server.process = Some(ServerProcess::Child(child));
-        let (socket, peer) = connect(&self.daemons.control.path).map_err(CliError::failure)?;
-        self.driver
-            .add(self.clock.now(), socket, Origin::Server, peer)
-            .map_err(CliError::failure)?;
-        Ok(())
-    }
-
-    /// Waits for the end of a server that may die before it accepts our connection. (Kernels before 5.3 cannot
-    /// say it, and the connection's deadline does.)
-    fn watch_end(&mut self, child: &Child) -> Result<(), CliError> {
-        if let Some((process, end)) = self.server.end.take() {
-            self.driver.unwatch(end, &process).map_err(CliError::failure)?;
-        }
-        let process = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        if let Some(process) = process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok()) {
-            let end = self.driver.watch(&process).map_err(CliError::failure)?;
-            self.server.end = Some((process, end));
-        }
-        Ok(())
-    }
-
     fn start_loader(&mut self, work: Work) -> Result<(), CliError> {
-        let failed = |error| CliError::Failure(format!("cannot start the loader: {error}"));
+        let failed = cannot("start the loader");
         let uid = our_uid().map_err(CliError::failure)?;
-        let (ours, theirs) = pair().map_err(failed)?;
-        let mut child = spawn_loader(&self.args, &work, theirs, &self.log).map_err(failed)?;
+        let (ours, theirs) = pair().map_err(&failed)?;
+        let mut child = spawn_loader(&self.args, &work, theirs, &self.log).map_err(&failed)?;
         let peer = Peer { pid: child.id(), uid };
         if let Err(error) = self.driver.add(self.clock.now(), ours, Origin::Loader, peer) {
             let _ = child.kill();
@@ -545,32 +506,6 @@ impl Launcher {
         }
         self.loader = Some(Loading { child, work });
         Ok(())
-    }
-
-    /// Before READY, a death ends the start. After it, the next server gets all that the vault
-    /// holds; engines queue at the listeners meanwhile.
-    fn server_gone(&mut self, why: &str) -> Option<End> {
-        let how = self.server.process.take()?.end();
-        let why = match why {
-            "" => format!("it {how}"),
-            why => format!("given up, since {why}"),
-        };
-        if !self.serving {
-            return Some(End::Failed(format!("the server died before it was ready: {why}")));
-        }
-        self.restart_server(&format!("the server is gone: {why}"));
-        None
-    }
-
-    fn restart_server(&mut self, why: &str) {
-        let pause = match self.server.deaths {
-            0 => Duration::ZERO,
-            deaths => LONGEST_PAUSE.min(FIRST_PAUSE * 2u32.pow(deaths.min(10))),
-        };
-        self.server.deaths += 1;
-        self.telling.board.server_restarted();
-        warn!("{why}; starting another in {} ms", pause.as_millis());
-        self.server.restart_at = Some(Instant::now() + pause);
     }
 
     fn loader_gone(&mut self) -> Option<End> {

@@ -113,6 +113,9 @@ pub fn kept() -> Kept {
     let ours = number("LISTEN_PID") == Some(u64::from(std::process::id()));
     let count = number("LISTEN_FDS").filter(|_| ours).unwrap_or(0);
     let count = usize::try_from(count).unwrap_or(usize::MAX).min(MOST_DESCRIPTORS);
+    if count == 0 {
+        return Vec::new();
+    }
     let names = env::var_os("LISTEN_FDNAMES").unwrap_or_default();
     let names = names.to_string_lossy();
     let mut names = names.split(':').map(str::to_owned);

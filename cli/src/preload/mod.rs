@@ -6,6 +6,7 @@ mod daemons;
 mod digests;
 mod launcher;
 mod manager;
+mod names;
 mod probing;
 mod recovery;
 mod store;
@@ -19,18 +20,30 @@ use crate::models::{models, speculative};
 use crate::node;
 use crate::signals::Signals;
 use crate::speculative::Speculative;
+use adoption::Past;
 use digests::{Digests, Halt};
 use manager::Manager;
+use std::io;
 use std::process::ExitCode;
 use store::Store;
 use tracing::info;
 use weightd_core::content::Role;
 use weightd_gpu::DeviceKind;
+use weightd_socket::out_of_descriptors;
+
+/// For `map_err`: the failure of a call that takes a descriptor says what was tried, and what to do where there
+/// is none left.
+fn cannot(doing: &'static str) -> impl Fn(io::Error) -> CliError {
+    move |error| {
+        let advice = out_of_descriptors(&error);
+        CliError::Failure(format!("cannot {doing}: {error}{advice}"))
+    }
+}
 
 pub fn run(args: &PreloadArgs, log: &str) -> Result<ExitCode, CliError> {
     let kept = manager::kept();
     let mut store = Manager::from_env().map(|manager| Store::new(manager, &kept));
-    let signals = Signals::catch().map_err(CliError::failure)?;
+    let signals = Signals::catch().map_err(cannot("catch signals"))?;
     // Everything that can be refused is refused before anything is started.
     let ranks = node::local_ranks(&args.model.sharding.parallel, args.place.device, Finder::Child)?;
     let mut args = args.clone();
@@ -47,10 +60,13 @@ pub fn run(args: &PreloadArgs, log: &str) -> Result<ExitCode, CliError> {
     }
     let models = models(&args.model, &ranks)?;
     let mut opened = Vec::with_capacity(models.len());
+    let mut regions = Vec::new();
     for model in &models {
         let checkpoint = model.open()?;
         let sharding = model.sharding(&checkpoint)?;
-        model.plan(&sharding)?;
+        let plan = model.plan(&sharding)?;
+        let devices = model.members.iter().map(|(_, rank)| rank.device);
+        regions.extend(devices.zip(plan.ranks().iter().map(|rank| rank.region_bytes)));
         if sharding.left_out() > 0 && model.role == Role::Target {
             let count = sharding.left_out();
             info!(
@@ -75,6 +91,10 @@ pub fn run(args: &PreloadArgs, log: &str) -> Result<ExitCode, CliError> {
         Err(Halt::Signal) => return Ok(signals.exit_code()),
         Err(Halt::Error(error)) => return Err(error),
     };
+    if matches!(past, Past::None) {
+        // A loader may have to digest all files before it finds that out.
+        weightd_gpu::check_room(regions).map_err(CliError::failure)?;
+    }
     let launcher = launcher::Launcher::start(args, log, dir.path(), daemons, past, store, signals)?;
     if let Some(health) = health {
         health.answer(launcher.board());

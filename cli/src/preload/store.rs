@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 use tracing::warn;
 use weightd_blocking::driver::{Driver, Watch};
-use weightd_core::machine::{Inheritance, MAX_DESCRIPTION, Vault, inventory_names};
+use weightd_core::machine::{Inheritance, MAX_DESCRIPTION, Vault, inventory_names, is_end_name};
 use weightd_core::peer::{Facts, FileKind};
 use weightd_socket::message::SendError;
 
@@ -28,6 +28,8 @@ pub struct Store {
     manager: Manager,
     names: BTreeSet<String>,
     next_description: u64,
+    /// The locks and listeners that it has may be others than those of these names by now.
+    ends_are_stale: bool,
     /// What it was given, and whether it is due to be given again.
     given: Option<u64>,
     retry_at: Option<Instant>,
@@ -45,6 +47,7 @@ impl Store {
             manager,
             names,
             next_description: next_description.map_or(0, |number| number.saturating_add(1)),
+            ends_are_stale: false,
             given: None,
             retry_at: None,
             barriers: Vec::new(),
@@ -94,6 +97,11 @@ impl Store {
         Ok(())
     }
 
+    /// Locks and listeners are other ones from now on, under the same names.
+    pub fn ends_replaced(&mut self) {
+        self.ends_are_stale = true;
+    }
+
     /// Takes note of what the manager has done.
     pub fn done(&mut self, driver: &mut Driver<Vault<OwnedFd>>, watched: &[Watch]) -> io::Result<()> {
         for (watch, barrier, revision) in self
@@ -137,6 +145,11 @@ impl Store {
             self.is_full = true;
             self.remove(|_| true)?;
             return self.manager.barrier();
+        }
+        if self.ends_are_stale {
+            // It would keep both. Until it has the others, nobody could go on with what it has.
+            self.remove(is_end_name)?;
+            self.ends_are_stale = false;
         }
         for (name, descriptor) in &inventory.descriptors {
             if !self.names.contains(name) {

@@ -85,7 +85,7 @@ fn server_content_and_leases_are_adopted_again_and_again_and_nothing_is_read() {
         status.len() == 2 && status.iter().all(|daemon| daemon["pid"] != server)
     });
     assert!(
-        holder.line().contains("daemon_lost"),
+        holder.line().contains("leased_again"),
         "until then its lease lasted"
     );
     let generations =

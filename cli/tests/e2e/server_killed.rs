@@ -23,7 +23,7 @@ fn generations(status: &[Value]) -> Vec<&Value> {
 }
 
 #[test]
-fn a_holder_is_told_and_keeps_its_mapping_and_the_same_generation_is_served_again() {
+fn a_holder_keeps_its_mapping_and_leases_the_same_generation_again() {
     let (site, model) = (Site::new(), model("llama"));
     let launcher = site.preload(&model, 2, &[]);
     let mapped = map(&site, &model, 2);
@@ -35,21 +35,38 @@ fn a_holder_is_told_and_keeps_its_mapping_and_the_same_generation_is_served_agai
     let before = site.status();
 
     kill_server(&site, &launcher);
-    let mut lost: Vec<Value> = (0..2)
+    let mut noted: Vec<Value> = (0..2)
         .map(|_| serde_json::from_str(&holder.line()).unwrap())
         .collect();
-    lost.sort_by_key(|lost| lost["global_rank"].as_u64());
-    for (lost, attached) in lost.iter().zip(attached) {
-        assert_eq!(lost["event"], "daemon_lost");
-        assert_eq!(lost["global_rank"], attached["global_rank"]);
-        assert_eq!(lost["generation"], attached["generation"]);
+    noted.sort_by_key(|noted| noted["global_rank"].as_u64());
+    for (noted, attached) in noted.iter().zip(attached) {
+        assert_eq!(noted["event"], "leased_again");
+        assert_eq!(noted["global_rank"], attached["global_rank"]);
+        assert_eq!(noted["generation"], attached["generation"]);
     }
+    let leases = site.status().into_iter().map(|daemon| daemon["leases"].clone());
+    assert_eq!(leases.collect::<Vec<_>>(), [1, 1]);
     assert_intact(&mapped, &model, 2);
     site.attach_verified(&model, 2);
     assert_eq!(generations(&site.status()), generations(&before));
     // Nobody loads: the vault had it.
     assert!(launcher.children("loader").is_empty());
     assert!(launcher.log().contains("re-armed"), "{}", launcher.log());
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.code(), 143);
+}
+
+#[test]
+fn a_holder_is_told_when_what_it_maps_is_served_no_more() {
+    let (site, model) = (Site::new(), model("llama"));
+    let mut launcher = site.preload(&model, 1, &[]);
+    let mut holder = site.start(site.on_model("attach", &model, 1, &["--all", "--hold", "--json"]));
+    holder.line();
+    launcher.signal(Signal::INT);
+    assert_eq!(launcher.code(), 130);
+    let _other = site.preload(&model, 1, &[]);
+    let lost: Value = serde_json::from_str(&holder.line()).unwrap();
+    assert_eq!(lost["event"], "daemon_lost");
     holder.signal(Signal::TERM);
     assert_eq!(holder.code(), 143);
 }

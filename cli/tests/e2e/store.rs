@@ -52,7 +52,7 @@ impl Manager {
     }
 
     /// Starts the unit, with what was kept.
-    fn start(&self, site: &Site, launcher: &Command) -> Running {
+    pub fn start(&self, site: &Site, launcher: &Command) -> Running {
         let kept = self.state.kept.lock().unwrap();
         // The numbers and the process id are what sd_listen_fds(3) tells them to be.
         let mut command = Command::new("sh");
@@ -90,7 +90,7 @@ impl Manager {
         launcher
     }
 
-    fn names(&self) -> Vec<String> {
+    pub fn names(&self) -> Vec<String> {
         let kept = self.state.kept.lock().unwrap();
         kept.iter().map(|(name, _)| name.clone()).collect()
     }

@@ -20,6 +20,7 @@ mod ends;
 mod link;
 mod publish;
 mod reap;
+mod renewal;
 mod server;
 mod vault;
 
@@ -30,10 +31,11 @@ pub use ends::Ends;
 pub use link::Outgoing;
 pub use publish::{Publish, PublishEvent};
 pub use reap::DiscardId;
+pub use renewal::{RENEWS_WITHIN, Renewal, RenewalStep};
 pub use server::{Limits, Server, ServerEvent};
 pub use vault::{
     Adopt, Follower, Held, InheritError, Inheritance, Inherited, Inventory, MAX_DESCRIPTION, Vault,
-    VaultEvent, inventory_names,
+    VaultEvent, inventory_names, is_end_name,
 };
 
 use crate::peer::{Facts, Peer};

@@ -63,7 +63,7 @@ pub enum FrameError {
     StrayDescriptors(usize),
     /// The kernel had to drop descriptors.
     #[error(
-        "the kernel dropped descriptors of a message (MSG_CTRUNC): too many were sent, or this process has no room for more"
+        "the kernel dropped descriptors of a message (MSG_CTRUNC): too many were sent, or this process has no room for more: raise the limit of open files (ulimit -n)"
     )]
     Truncated,
 }

@@ -4,6 +4,7 @@
 mod activity;
 mod adoption;
 mod chaos;
+mod ends;
 mod host;
 mod hostile;
 mod inventory;
@@ -11,6 +12,7 @@ mod ledger;
 mod limits;
 mod lost;
 mod release;
+mod renewal;
 mod retry;
 mod serving;
 mod supervision;

@@ -91,6 +91,11 @@ impl Lock {
         &self.socket
     }
 
+    /// The lock file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Whether the path still leads to the locked file. If not, somebody removed it, and the next
     /// comer will own the name.
     pub fn still_ours(&self) -> bool {

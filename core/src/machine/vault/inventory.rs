@@ -15,13 +15,16 @@ use crate::wire::{Decoder, Frame, HEADER_BYTES, Header};
 /// and contents.
 pub const MAX_DESCRIPTION: usize = 8 << 20;
 
+const END_NAMES: [&str; 2] = ["lock", "listener"];
+
 /// What to keep. See the module.
 #[derive(Debug)]
 pub struct Inventory<'a, F> {
     /// The description.
     pub description: Vec<u8>,
     /// The descriptors. A name is made of letters, digits and dashes, and stands for the same file as
-    /// long as it stays in the inventory.
+    /// long as it stays in the inventory; but for those of [ends](is_end_name) that were
+    /// [replaced](Vault::replace_ends), which keep their names.
     pub descriptors: Vec<(String, &'a F)>,
 }
 
@@ -135,9 +138,15 @@ fn frames(mut description: &[u8]) -> Result<Vec<Described<'_>>, InheritError> {
 }
 
 fn end_names(define: &Define) -> Vec<String> {
-    ["lock", "listener"]
+    END_NAMES
         .map(|end| format!("daemon{}-{end}", define.daemon))
         .into()
+}
+
+/// Whether this is the name of a daemon's lock or listener.
+pub fn is_end_name(name: &str) -> bool {
+    let number_and_end = name.strip_prefix("daemon").and_then(|rest| rest.split_once('-'));
+    number_and_end.is_some_and(|(_, end)| END_NAMES.contains(&end))
 }
 
 /// A generation names its content in all vaults, and one content only.

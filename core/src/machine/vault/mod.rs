@@ -4,6 +4,7 @@
 //! manifest, regions), arms a server with them, and arms the next one when that server dies.
 
 mod adopt;
+mod ends;
 mod event;
 mod inherit;
 mod inventory;
@@ -12,7 +13,7 @@ mod messages;
 pub use adopt::Adopt;
 pub use event::VaultEvent;
 pub use inherit::{Follower, InheritError, Inheritance, Inherited};
-pub use inventory::{Inventory, MAX_DESCRIPTION, inventory_names};
+pub use inventory::{Inventory, MAX_DESCRIPTION, inventory_names, is_end_name};
 
 use super::link::Link;
 use super::reap::{Bundle, DiscardId, Reaper};

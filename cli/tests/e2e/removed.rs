@@ -1,0 +1,233 @@
+//! Names that a cleaner of temporary files, or an operator, removes under a running launcher.
+
+use crate::adoption::assert_loaded_nothing;
+use crate::checkpoints::*;
+use crate::engine::*;
+use crate::harness::*;
+use crate::store::{Manager, kill_both};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+use weightd_socket::lock::Lock;
+
+/// Rank and generation of all that is served, without errors: while names are put back, it may be less.
+fn served(site: &Site) -> Vec<(Value, Value)> {
+    let ran = site.run(&["status", "--json"]);
+    let daemons = ran
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let served = |daemon: Value| (daemon["global_rank"].clone(), daemon["generation"].clone());
+    daemons.map(served).collect()
+}
+
+/// How often names were put back.
+fn put_back(launcher: &Running) -> usize {
+    launcher.log().matches("is put back").count()
+}
+
+/// Waits until names were put back this often, and serve what they served.
+#[track_caller]
+fn served_again(site: &Site, launcher: &Running, times: usize, before: &[(Value, Value)]) {
+    wait_until("the names are put back", || put_back(launcher) == times);
+    wait_until("another server serves", || {
+        launcher.log().matches("re-armed").count() == times && served(site) == before
+    });
+}
+
+#[test]
+fn a_directory_that_is_removed_is_made_again_and_the_same_generations_are_served_in_it() {
+    let (site, model) = (Site::new(), model("llama"));
+    let mut launcher = site.preload(&model, 2, &[]);
+    launcher.has_loaded();
+    let (before, mapped) = (served(&site), map(&site, &model, 2));
+    let mut holder = site.start(site.on_model("attach", &model, 2, &["--all", "--hold", "--json"]));
+    for _ in 0..2 {
+        let line = holder.line();
+        assert!(line.contains("generation"), "{line}");
+    }
+    fs::remove_dir_all(site.dir()).unwrap();
+    served_again(&site, &launcher, 1, &before);
+    for _ in 0..2 {
+        assert!(holder.line().contains("leased_again"), "as when a server dies");
+    }
+    let log = launcher.log();
+    let warnings: Vec<&str> = log.lines().filter(|line| line.contains("WARN")).collect();
+    let [warning] = &warnings[..] else {
+        panic!("one line: {log}")
+    };
+    let dir = site.dir().display().to_string();
+    assert!(
+        warning.contains(&format!("the socket directory {dir} was removed")),
+        "{warning}"
+    );
+    assert!(
+        warning.contains(&format!("exclude {dir} from cleaning")),
+        "{warning}"
+    );
+    assert_eq!(
+        log.matches("holding generation").count(),
+        2,
+        "nothing is loaded again"
+    );
+    assert_eq!(
+        fs::metadata(site.dir()).unwrap().permissions().mode() & 0o7777,
+        0o700
+    );
+    assert_intact(&mapped, &model, 2);
+    site.attach_verified(&model, 2);
+
+    // The names are as good as the first ones.
+    let error = finish(site.on_model("preload", &model, 2, &[])).error(1);
+    assert!(
+        error.contains(&format!("launcher {} already owns", launcher.pid())),
+        "{error}"
+    );
+    assert_eq!(site.run(&["stop"]).stdout, "stopped 2 daemons\n");
+    assert_eq!(launcher.code(), 0);
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.code(), 143);
+    site.assert_clean();
+}
+
+#[test]
+fn single_sockets_and_lock_files_are_put_back() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let mut launcher = site.preload(&model, 2, &[]);
+    launcher.has_loaded();
+    let before = served(&site);
+    let socket = PathBuf::from(site.status()[1]["socket"].as_str().unwrap());
+    let lock = socket.with_extension("sock.lock");
+    // The control socket has another name each time.
+    let control = |end: &str| {
+        let entries = fs::read_dir(site.dir()).unwrap();
+        let mut paths = entries.map(|entry| entry.unwrap().path());
+        let is_it = |path: &PathBuf| {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            name.starts_with("weightd-control") && name.ends_with(end)
+        };
+        paths.find(is_it).unwrap()
+    };
+    let removals: [&dyn Fn() -> Vec<PathBuf>; 4] = [
+        &|| vec![socket.clone()],
+        &|| vec![lock.clone()],
+        &|| vec![control(".sock")],
+        &|| vec![control(".lock"), socket.clone(), lock.clone()],
+    ];
+    for (times, removal) in (1..).zip(removals) {
+        let removed = removal();
+        for path in &removed {
+            fs::remove_file(path).unwrap();
+        }
+        served_again(&site, &launcher, times, &before);
+        let log = launcher.log();
+        for path in removed {
+            assert!(log.contains(path.to_str().unwrap()), "{path:?}: {log}");
+        }
+        site.attach_verified(&model, 2);
+    }
+    launcher.signal(Signal::INT);
+    assert_eq!(launcher.code(), 130);
+    site.assert_clean();
+}
+
+#[test]
+fn a_socket_that_is_replaced_is_put_back_and_a_directory_that_is_replaced_by_a_link_ends_the_launcher() {
+    let (site, model) = (Site::new(), model("llama"));
+    let mut launcher = site.preload(&model, 1, &[]);
+    let mapped = map(&site, &model, 1);
+    // What lies in a socket's place is replaced: the name is ours.
+    let socket = PathBuf::from(site.status()[0]["socket"].as_str().unwrap());
+    fs::remove_file(&socket).unwrap();
+    fs::write(&socket, "").unwrap();
+    // What is in the way may go again, and so is no reason to end.
+    let in_the_way = socket.with_extension("tmp");
+    fs::create_dir(&in_the_way).unwrap();
+    wait_until("that is said", || {
+        launcher.log().contains("cannot be put back yet")
+    });
+    assert!(launcher.log().contains(in_the_way.to_str().unwrap()));
+    fs::remove_dir(&in_the_way).unwrap();
+    wait_until("the name is put back", || put_back(&launcher) == 1);
+    site.attach_verified(&model, 1);
+
+    let moved = site.path().join("moved");
+    fs::rename(site.dir(), &moved).unwrap();
+    symlink(&moved, site.dir()).unwrap();
+    assert_eq!(launcher.code(), 1);
+    let error = launcher.error();
+    for part in [
+        "cannot be put back",
+        "symbolic link",
+        site.dir().to_str().unwrap(),
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+    site.assert_clean();
+    assert_intact(&mapped, &model, 1);
+}
+
+#[test]
+fn a_name_that_another_took_meanwhile_is_left_to_it() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let mut launcher = site.preload(&model, 1, &[]);
+    let socket = PathBuf::from(site.status()[0]["socket"].as_str().unwrap());
+    let other = site.path().join("other");
+    fs::create_dir(&other).unwrap();
+    let name = socket.file_name().unwrap();
+    let _taken = Lock::acquire(&other.join(name)).unwrap();
+    fs::rename(site.dir(), site.path().join("gone")).unwrap();
+    fs::rename(&other, site.dir()).unwrap();
+    assert_eq!(launcher.code(), 1);
+    let error = launcher.error();
+    assert!(error.contains("already owns"), "{error}");
+    assert!(error.contains(socket.to_str().unwrap()), "{error}");
+    wait_until("all processes are gone", || site.processes().is_empty());
+    assert!(socket.with_extension("sock.lock").exists());
+}
+
+#[test]
+fn names_that_are_removed_while_weights_are_loaded_are_there_in_time() {
+    let site = Site::new();
+    let model = large_checkpoint(&site.path().join("model"), 64 << 20);
+    let mut launcher = site.start(site.on_model("preload", &model, 1, &[]));
+    let loader = launcher.child("loader");
+    signal(loader, Signal::STOP);
+    fs::remove_dir_all(site.dir()).unwrap();
+    wait_until("the names are put back", || put_back(&launcher) == 1);
+    assert!(served(&site).is_empty(), "nothing is served yet");
+    // Once more, and perhaps too late to be noticed before all is loaded.
+    fs::remove_dir_all(site.dir()).unwrap();
+    signal(loader, Signal::CONT);
+    launcher.ready();
+    assert_eq!(put_back(&launcher), 2);
+    site.attach_verified(&model, 1);
+    launcher.signal(Signal::TERM);
+    assert_eq!(launcher.code(), 143);
+    site.assert_clean();
+}
+
+#[test]
+fn what_a_service_manager_keeps_follows_the_names() {
+    let (site, model) = (Site::new(), model("llama"));
+    let manager = Manager::new(&site);
+    let mut launcher = manager.preload(&site, &model, 2);
+    launcher.has_loaded();
+    manager.has_all(2);
+    let (before, kept) = (served(&site), manager.names());
+    fs::remove_dir_all(site.dir()).unwrap();
+    served_again(&site, &launcher, 1, &before);
+    let is_other = |name: &String| name.starts_with("description") && !kept.contains(name);
+    wait_until("it has another description", || {
+        manager.names().iter().any(is_other)
+    });
+    manager.has_all(2);
+
+    kill_both(&mut launcher);
+    let launcher = manager.preload(&site, &model, 2);
+    assert_loaded_nothing(&launcher);
+    assert_eq!(served(&site), before);
+    site.attach_verified(&model, 2);
+}
