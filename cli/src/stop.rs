@@ -6,7 +6,7 @@ use crate::error::CliError;
 use crate::node;
 use crate::output::say;
 use crate::owners::{control_sockets, remove_stale_control};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -16,9 +16,10 @@ use weightd_core::time::Span;
 use weightd_core::wire::message::{ErrorCode, Stop};
 use weightd_socket::connect::ConnectError;
 use weightd_socket::listen;
-use weightd_socket::lock::{Lock, LockError};
+use weightd_socket::lock::{Lock, LockError, Owner};
 
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
+const LOCKS_FREE_WITHIN: Duration = Duration::from_secs(1);
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -32,7 +33,7 @@ pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
     for (control, sockets) in owned {
         let until = Instant::now() + ENDS_WITHIN;
         if !ask_to_stop(&control, until)? {
-            remove_stale_control(&control);
+            remove_stale(&control, &sockets);
             continue;
         }
         for socket in &sockets {
@@ -48,6 +49,32 @@ pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
         number => say(format_args!("stopped {number} daemons"))?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Removes the names of a launcher and a server that were both killed; not those that are another
+/// launcher's by now.
+fn remove_stale(control: &Path, sockets: &[PathBuf]) {
+    // The locks of a process that is ending are free a moment after nobody listens any more.
+    let until = Instant::now() + LOCKS_FREE_WITHIN;
+    let is_theirs = |owner: &Owner| control.ends_with(&owner.control);
+    for socket in sockets {
+        loop {
+            match Lock::acquire(socket) {
+                // What cannot be removed is replaced by the next launcher.
+                Ok(lock) => {
+                    let _ = listen::remove(&lock);
+                    break;
+                }
+                Err(LockError::AlreadyOwned { owner, .. })
+                    if owner.as_ref().is_some_and(is_theirs) && Instant::now() < until =>
+                {
+                    sleep(PAUSE);
+                }
+                Err(_) => break,
+            }
+        }
+    }
+    remove_stale_control(control);
 }
 
 /// False where nobody is left to be asked.

@@ -33,6 +33,8 @@ pub struct Daemons {
     pub claims: Vec<Claim>,
     /// The directory of all names.
     pub(super) dir: Option<Seen>,
+    /// Lock files may name a control socket that is not there any more.
+    pub(super) owners_are_stale: bool,
 }
 
 /// What became of the wish for names.
@@ -108,6 +110,7 @@ pub fn claim(dir: &Path, wanted: &[DaemonInfo]) -> Result<Claimed, CliError> {
         control: Control::bind(dir)?,
         claims,
         dir: Seen::at(dir),
+        owners_are_stale: false,
     };
     daemons.write_owners()?;
     Ok(Claimed::Ours(daemons))
@@ -131,8 +134,12 @@ impl Daemons {
             leaves: true,
         };
         let claims = inheritance.daemons.iter().zip(locks).map(claim).collect();
-        let dir = Seen::at(dir);
-        Daemons { control, claims, dir }
+        Daemons {
+            control,
+            claims,
+            dir: Seen::at(dir),
+            owners_are_stale: false,
+        }
     }
 
     /// Says in each lock file how to reach us.

@@ -38,7 +38,11 @@ impl Daemons {
             return Some(format!("the socket directory {}", dir.display()));
         }
         let claims = self.claims.iter().flat_map(Claim::removed);
-        let removed: Vec<PathBuf> = self.control.removed().into_iter().chain(claims).collect();
+        let mut removed: Vec<PathBuf> = self.control.removed().into_iter().chain(claims).collect();
+        if removed.is_empty() && self.owners_are_stale {
+            // It has another name, which is not known yet.
+            removed.push(self.control.path.clone());
+        }
         let names = removed.iter().take(NAMED).map(|path| path.display().to_string());
         let names = names.collect::<Vec<_>>().join(", ");
         match removed.len() {
@@ -59,9 +63,9 @@ impl Daemons {
         mut give: impl FnMut(PutBack),
     ) -> Result<(), NotPutBack> {
         make_dir()?;
+        self.owners_are_stale = true;
         if !self.control.removed().is_empty() {
-            self.control.put_back(dir)?;
-            give(PutBack::Control(self.control.ends().map_err(yet)?));
+            give(PutBack::Control(self.control.put_back(dir)?));
         }
         for (daemon, claim) in (0..).zip(&mut self.claims) {
             if !claim.removed().is_empty() {
@@ -69,6 +73,7 @@ impl Daemons {
             }
         }
         self.write_owners().map_err(yet)?;
+        self.owners_are_stale = false;
         self.dir = Seen::at(dir);
         Ok(())
     }
@@ -96,6 +101,8 @@ impl Claim {
                 nobody_serves(dir, &socket).map_err(ever)?;
             }
             self.lock = taken;
+            // Whatever comes in between now, the lock is not where it must be before this is done.
+            self.seen = None;
         }
         // Before the next one is made: that has its temporary name.
         self.pending = None;
@@ -123,13 +130,15 @@ impl Control {
     }
 
     /// Under another name: who has read the one before must not take this for the same.
-    fn put_back(&mut self, dir: &Path) -> Result<(), NotPutBack> {
-        let before = std::mem::replace(self, Control::bind(dir).map_err(yet)?);
+    fn put_back(&mut self, dir: &Path) -> Result<Ends<OwnedFd>, NotPutBack> {
+        let next = Control::bind(dir).map_err(yet)?;
+        let ends = next.ends().map_err(yet)?;
+        let before = std::mem::replace(self, next);
         let path = before.path.clone();
         drop(before);
         // A socket that had lost its lock.
         remove_stale_control(&path);
-        Ok(())
+        Ok(ends)
     }
 }
 

@@ -21,7 +21,8 @@ const VERSION: [usize; 2] = [4, 5];
 #[test]
 fn a_part_of_a_checkpoint_that_cannot_be_read_ends_the_start_before_anything_is_loaded() {
     let part = "model-00004-of-00006.safetensors";
-    let breaks: [(&str, &dyn Fn(&Path)); 6] = [
+    type Make<'a> = &'a dyn Fn(&Path);
+    let breaks: [(&str, Make<'_>); 6] = [
         ("a directory", &|path| fs::create_dir(path).unwrap()),
         ("a link to nothing", &|path| symlink("nowhere", path).unwrap()),
         ("a FIFO", &|path| {
@@ -32,8 +33,8 @@ fn a_part_of_a_checkpoint_that_cannot_be_read_ends_the_start_before_anything_is_
             let whole = fs::read(model("llama").join(part)).unwrap();
             fs::write(path, &whole[..whole.len() - 1]).unwrap();
         }),
-        // Nothing is mapped where it starts, so every read fails with EIO.
-        ("a file that cannot be read", &|path| {
+        // A regular file by its type, whose every read fails with EIO.
+        ("memory of a process", &|path| {
             symlink("/proc/self/mem", path).unwrap()
         }),
     ];

@@ -44,6 +44,7 @@ fn whoever_is_killed_and_whenever_nothing_is_lost_and_the_next_launcher_serves()
 }
 
 fn round(seed: u64) {
+    let start = Instant::now();
     let mut round = Round::new(seed);
     if round.plan.act != Act::Start {
         round.serve();
@@ -66,7 +67,7 @@ fn round(seed: u64) {
     round.what_is_served_is_right();
     round.all_ends();
     let (act, killed) = (round.plan.act, round.killed.len());
-    eprintln!("seed {seed}: {act:?}, {killed} killed");
+    eprintln!("seed {seed}: {act:?}, {killed} killed, {:.1?}", start.elapsed());
 }
 
 /// A daemon, as `weightd status` shows it.
@@ -222,7 +223,7 @@ impl Round {
             }
         };
         let until = Instant::now() + LONGEST_MOMENT;
-        while !is_seen() && Instant::now() < until {
+        while !is_seen() && is_alive(&client.pid()) && Instant::now() < until {
             sleep(Duration::from_micros(100));
         }
         // Not to wait for anything: the moment is what is tried.

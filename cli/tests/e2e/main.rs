@@ -3,6 +3,9 @@
 //! Each test has a socket directory of its own, waits for what it needs (never for time), and takes
 //! down whatever it started, also when it fails.
 
+// Files are stamped by the clock that may be set, and tests wait for their stamps to be old.
+#![allow(clippy::disallowed_methods)]
+
 mod adoption;
 mod bad_input;
 mod checkpoints;

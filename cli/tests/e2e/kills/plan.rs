@@ -145,7 +145,7 @@ impl Moment {
         // All of an act takes some tens of milliseconds; what follows on a step, far less.
         let longest = match seen {
             Seen::Nothing if act == Act::Start => 120_000,
-            Seen::Nothing => 40_000,
+            Seen::Nothing => 15_000,
             _ => 2_000,
         };
         // Most of it happens soon.
