@@ -18,7 +18,7 @@ use weightd_checkpoint::{Checkpoint, LoadOptions, Loaded, LoadedRank, NodePlan, 
 use weightd_core::content::Key;
 use weightd_core::machine::PublishEvent;
 use weightd_core::wire::message::{self, ContentInfo, DaemonId, Digest, Expects, Publish, RegionInfo};
-use weightd_gpu::{Device, LaneMemory, Opened};
+use weightd_gpu::{Device, LaneMemory, MemoryError, Opened, check_free};
 
 /// How often the launcher is told how far the loading is, and asked whether it is still there.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
@@ -78,6 +78,7 @@ fn load_model(model: &Model, checkpoint: &Checkpoint, channel: &mut Channel) -> 
     let before = if steady {
         None
     } else {
+        check_devices(&plan, &model.members, channel)?;
         Some(digest(checkpoint, channel)?)
     };
     let loaded = load_reporting(checkpoint, &plan, &model.members, channel)?;
@@ -98,6 +99,23 @@ fn load_model(model: &Model, checkpoint: &Checkpoint, channel: &mut Channel) -> 
         publish(channel, *daemon, model.key(checkpoint, &identity, rank)?, loaded)?;
     }
     Ok(steady)
+}
+
+/// Whether the devices have room, before anything is read. (A load asks for its memory first anyway.)
+fn check_devices(
+    plan: &NodePlan,
+    members: &[(DaemonId, LocalRank)],
+    channel: &mut Channel,
+) -> Result<(), CliError> {
+    let regions = || {
+        let ranks = members.iter().zip(plan.ranks());
+        ranks.map(|((_, rank), plan)| (rank.device, plan.region_bytes))
+    };
+    let check = || {
+        let opened: Result<Vec<Opened>, MemoryError> = regions().map(|(device, _)| device.open()).collect();
+        opened.and_then(|_opened| check_free(regions()))
+    };
+    while_led(channel, |_| {}, check)?.map_err(CliError::failure)
 }
 
 fn digest(checkpoint: &Checkpoint, channel: &mut Channel) -> Result<[u8; 32], CliError> {

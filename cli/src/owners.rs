@@ -3,6 +3,10 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use weightd_blocking::request::request;
+use weightd_core::time::Span;
+use weightd_core::wire::Message;
+use weightd_core::wire::message::{GetStatus, Stop};
 use weightd_socket::listen;
 use weightd_socket::lock::{Lock, read_owner};
 use weightd_socket::path::Named;
@@ -28,12 +32,37 @@ pub fn control_sockets(dir: &Path, instance: Option<&str>) -> io::Result<BTreeMa
     Ok(owned)
 }
 
+/// Removes what launchers left behind that were killed before they said in a daemon's lock file who they are.
+pub fn remove_stale_controls(dir: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let lock = entry?.path();
+        let name = lock.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with("weightd-control_") && name.ends_with(".sock.lock") {
+            remove_stale_control(&lock.with_extension(""));
+        }
+    }
+    Ok(())
+}
+
 /// Removes the control socket that a launcher left behind, and its lock file; nothing where the
-/// launcher lives.
+/// launcher or its server lives.
 pub fn remove_stale_control(control: &Path) {
     if let Ok(lock) = Lock::acquire(control) {
+        end_if_never_led(control);
         // What cannot be removed harms nobody: no later launcher uses this name.
         let _ = listen::remove(&lock);
         let _ = lock.remove();
+    }
+}
+
+/// Ends a server whose launcher was killed before it led it: it has no lock and no weights, and would wait
+/// for a launcher that does not come. One that serves is left alone: its lock file may have been removed.
+fn end_if_never_led(control: &Path) {
+    let patience = Span::secs(1);
+    if let Ok(Message::ServerStatus(status)) = request(control, GetStatus {}, patience)
+        && status.launcher_pid == 0
+        && status.daemons == 0
+    {
+        let _ = request(control, Stop {}, patience);
     }
 }

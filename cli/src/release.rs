@@ -6,6 +6,8 @@ use crate::output::say;
 use crate::status::{Found, find};
 use std::collections::BTreeSet;
 use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 use weightd_blocking::request::request;
 use weightd_core::content::Generation;
 use weightd_core::time::Span;
@@ -14,6 +16,8 @@ use weightd_core::wire::message::{DaemonStatus, Holds, Release};
 
 /// The last close of a large region can take seconds.
 const RELEASES_WITHIN: Span = Span::secs(60);
+const SERVED_AGAIN_WITHIN: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(20);
 
 pub fn run(args: &ReleaseArgs) -> Result<ExitCode, CliError> {
     let generation: Option<Generation> = args
@@ -22,10 +26,8 @@ pub fn run(args: &ReleaseArgs) -> Result<ExitCode, CliError> {
         .map(str::parse)
         .transpose()
         .map_err(|error| CliError::Usage(format!("--generation: {error}")))?;
-    let mut chosen: Vec<Found> = find(&args.place)?
-        .into_iter()
-        .filter(|found| is_chosen(args, found))
-        .collect();
+    let (mut chosen, silent) = answered(args)?;
+    chosen.retain(|found| is_chosen(args, found));
     if let Some(generation) = generation.filter(|_| chosen.len() > 1) {
         // Of target and draft, the one that is meant.
         chosen.retain(|found| {
@@ -33,7 +35,7 @@ pub fn run(args: &ReleaseArgs) -> Result<ExitCode, CliError> {
             status.is_ok_and(|status| matches!(status.holds, Holds::Content(held) if held == generation))
         });
     }
-    if chosen.is_empty() {
+    if chosen.is_empty() && silent.is_empty() {
         return Err(CliError::failure(
             "no such daemon: `weightd status` lists those that there are",
         ));
@@ -59,7 +61,29 @@ pub fn run(args: &ReleaseArgs) -> Result<ExitCode, CliError> {
             }
         }
     }
-    Ok(ExitCode::SUCCESS)
+    // What it is, and so whether it was meant, only it could have said.
+    match silent.first() {
+        Some(Found { socket, status, .. }) => Err(CliError::Failure(format!(
+            "{} did not say what it is, and may hold its weights still: {}; ask again",
+            socket.display(),
+            status.as_ref().err().map_or("", String::as_str)
+        ))),
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Every daemon that says what it is, and those that do not. A server that was just killed is waited for.
+fn answered(args: &ReleaseArgs) -> Result<(Vec<Found>, Vec<Found>), CliError> {
+    let until = Instant::now() + SERVED_AGAIN_WITHIN;
+    loop {
+        let (answered, silent): (Vec<_>, Vec<_>) = find(&args.place)?
+            .into_iter()
+            .partition(|found| found.status.is_ok());
+        if silent.is_empty() || Instant::now() >= until {
+            return Ok((answered, silent));
+        }
+        sleep(PAUSE);
+    }
 }
 
 fn is_chosen(args: &ReleaseArgs, found: &Found) -> bool {

@@ -5,7 +5,7 @@ use crate::args::StopArgs;
 use crate::error::CliError;
 use crate::node;
 use crate::output::say;
-use crate::owners::{control_sockets, remove_stale_control};
+use crate::owners::{control_sockets, remove_stale_control, remove_stale_controls};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -42,6 +42,9 @@ pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
         // A launcher that was killed could not.
         remove_stale_control(&control);
         stopped += sockets.len();
+    }
+    if args.place.instance.is_none() {
+        remove_stale_controls(dir.path()).map_err(CliError::failure)?;
     }
     match stopped {
         0 => say("no daemons")?,

@@ -159,6 +159,31 @@ fn fnv1a(bytes: &[u8]) -> u128 {
     bytes.iter().fold(BASIS, step)
 }
 
+/// Whether CUDA devices, which must be open, have as many bytes free as these regions take together. What they
+/// say is true for the moment.
+///
+/// # Errors
+///
+/// [`MemoryError::OutOfMemory`], with needed and free bytes; [`MemoryError::Cuda`] when a device is lost.
+pub fn check_free(regions: impl IntoIterator<Item = (Device, u64)>) -> Result<(), MemoryError> {
+    let mut needed: Vec<(Device, u64)> = Vec::new();
+    for (device, bytes) in regions {
+        match needed.iter_mut().find(|(known, _)| known.uuid() == device.uuid()) {
+            Some((_, sum)) => *sum = sum.saturating_add(bytes),
+            None => needed.push((device, bytes)),
+        }
+    }
+    for (device, bytes) in needed {
+        if let Some((free, total)) = device.memory()?
+            && bytes > free
+        {
+            let why = format!("device {}: {free} of {total} bytes are free", device.uuid());
+            return Err(MemoryError::OutOfMemory { bytes, why });
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

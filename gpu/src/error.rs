@@ -57,12 +57,16 @@ impl MemoryError {
 
     /// What the driver said about `bytes` bytes on a device.
     pub(crate) fn cuda(device: DeviceUuid, bytes: u64, error: CudaError) -> MemoryError {
-        match error.is_out_of_memory() {
-            true => MemoryError::OutOfMemory {
-                bytes,
-                why: format!("device {device}: {error}"),
-            },
-            false => MemoryError::Cuda(error),
+        if !error.is_out_of_memory() {
+            return MemoryError::Cuda(error);
+        }
+        let free = match crate::cuda::memory(device) {
+            Ok((free, total)) => format!("{free} of {total} bytes are free"),
+            Err(error) => format!("what is free cannot be told: {error}"),
+        };
+        MemoryError::OutOfMemory {
+            bytes,
+            why: format!("device {device}: {error}, {free}"),
         }
     }
 }

@@ -26,7 +26,7 @@ mod owned;
 mod region;
 mod weights;
 
-pub use device::{Device, DeviceKind, Opened};
+pub use device::{Device, DeviceKind, Opened, check_free};
 pub use error::MemoryError;
 pub use host::{check_room, read_sealed, resident, sealed};
 pub use lane::{Lane, LaneMemory};

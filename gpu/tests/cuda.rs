@@ -187,6 +187,7 @@ fn what_does_not_fit_is_an_error_of_its_own_and_takes_nothing() {
     let before = used(&device);
     let error = device.allocate(1 << 45).unwrap_err();
     assert!(matches!(error, MemoryError::OutOfMemory { .. }), "{error}");
+    assert!(error.to_string().contains("bytes are free"), "{error}");
     assert_eq!(used(&device), before);
 }
 

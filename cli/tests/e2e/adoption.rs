@@ -128,7 +128,7 @@ fn an_adopted_server_ends_with_its_launcher_and_what_was_released_stays_so() {
             .collect::<Vec<_>>()
     };
     assert_eq!(states(&site), ["released", "released"]);
-    assert!(launcher.log().contains("rank 1: released"), "{}", launcher.log());
+    launcher.says("rank 1: released");
     launcher.signal(Signal::TERM);
     assert_eq!(launcher.code(), 143);
     assert!(!is_alive(&server));
@@ -145,7 +145,7 @@ fn a_server_that_hangs_after_it_was_adopted_is_killed_and_replaced() {
     signal(server, Signal::STOP);
     wait_until("it is killed", || !is_alive(&server));
     wait_until("another server serves", || !site.status().is_empty());
-    assert!(launcher.log().contains("did not answer"), "{}", launcher.log());
+    launcher.says("did not answer");
     site.attach_verified(&model, 1);
 }
 
@@ -211,7 +211,7 @@ fn the_same_weights_in_other_files_are_known_by_their_digest() {
     let before = served(&site);
     let copy = copy_of(&model, &site.path().join("copy"));
     let launcher = adopts(&site, &copy, 1);
-    assert!(launcher.log().contains("for its digest"), "{}", launcher.log());
+    launcher.says("for its digest");
     assert_eq!(served(&site), before);
     site.attach_verified(&copy, 1);
 }
@@ -242,7 +242,7 @@ fn weights_whose_digest_nobody_knows_are_adopted_by_who_has_the_same_files_alone
     );
     assert_eq!(served(&site), before);
     let launcher = site.preload(&model, 1, &[]);
-    assert!(launcher.log().contains("adopted"), "{}", launcher.log());
+    launcher.says("adopted");
     assert_eq!(served(&site), before);
     // And it makes up for the digest.
     let ran = site.attach(&copy, 1, &["--all", "--wait", "60"]);

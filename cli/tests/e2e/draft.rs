@@ -121,11 +121,7 @@ fn a_draft_without_weights_to_cache_is_said_and_left_out() {
     let config = r#"{"method": "ngram", "prompt_lookup_max": 4}"#;
     let mut launcher = site.start(site.on_model("preload", &llama, 1, &["--speculative-config", config]));
     assert!(launcher.ready().contains("ranks 1 roles 1"));
-    assert!(
-        launcher.log().contains("speculative method ngram is not cached"),
-        "{}",
-        launcher.log()
-    );
+    launcher.says("speculative method ngram is not cached");
     let error = site
         .attach(&llama, 1, &["--all", "--draft", "--speculative-config", config])
         .error(2);

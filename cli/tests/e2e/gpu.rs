@@ -111,6 +111,22 @@ fn every_layout_type_and_draft_holds_the_checkpoints_bytes() {
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
+fn a_model_that_the_device_has_no_room_for_is_refused_with_what_is_needed_and_free() {
+    let before = used();
+    let site = Site::on("cuda");
+    let bytes = 400 << 30;
+    let model = large_checkpoint(&site.path().join("model"), bytes);
+    let mut launcher = site.start(site.on_model("preload", &model, 1, &[]));
+    assert_eq!(launcher.code(), 1);
+    let error = launcher.error();
+    assert!(error.contains(&format!("no room for {bytes} bytes")), "{error}");
+    assert!(error.contains("bytes are free"), "{error}");
+    site.assert_clean();
+    wait_until("nothing of it is on the device", || used() <= before);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
 fn every_rank_holds_the_checkpoints_bytes_and_only_they_stay_on_the_device() {
     let before = used();
     for name in ["llama", "qwen3"] {

@@ -203,12 +203,27 @@ impl Running {
     pub fn ready(&mut self) -> String {
         let line = self.line();
         assert!(line.starts_with("READY "), "{line:?}, {}", self.log());
+        // What it logged before is written a moment later, unless it logs no such lines.
+        let until = Instant::now() + Duration::from_millis(500);
+        while !self.log().contains("serving on ") && Instant::now() < until {
+            sleep(Duration::from_millis(5));
+        }
         line
     }
 
     /// What it has said on stderr.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.stderr).unwrap()
+    }
+
+    /// Waits until it has logged this: a log is written a moment after what it tells of.
+    #[track_caller]
+    pub fn says(&self, text: &str) {
+        let until = Instant::now() + PATIENCE;
+        while !self.log().contains(text) {
+            assert!(Instant::now() < until, "{text:?} is not in {}", self.log());
+            sleep(Duration::from_millis(5));
+        }
     }
 
     /// What its one line of error says.

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use weightd_blocking::client::Attached;
 
 /// As many as take some twenty seconds.
-const ROUNDS: u64 = 24;
+const ROUNDS: u64 = 60;
 /// A moment that does not come is not waited for longer.
 const LONGEST_MOMENT: Duration = Duration::from_millis(250);
 /// The exit code of [`Running::code`] for kill -9.

@@ -148,7 +148,7 @@ fn a_socket_that_is_replaced_is_put_back_and_a_directory_that_is_replaced_by_a_l
     wait_until("that is said", || {
         launcher.log().contains("cannot be put back yet")
     });
-    assert!(launcher.log().contains(in_the_way.to_str().unwrap()));
+    launcher.says(in_the_way.to_str().unwrap());
     fs::remove_dir(&in_the_way).unwrap();
     wait_until("the name is put back", || put_back(&launcher) == 1);
     site.attach_verified(&model, 1);

@@ -306,7 +306,7 @@ fn is_dropped(tp: u32, more: &[&str], change: impl FnOnce(&Site, &mut Vec<(Strin
     kill_both(&mut launcher);
     let mut launcher = manager.start(&site, &site.on_model("preload", &model, tp, more));
     launcher.ready();
-    assert!(launcher.log().contains("adopted"), "{}", launcher.log());
+    launcher.says("adopted");
 }
 
 fn position(kept: &[(String, OwnedFd)], part: &str) -> usize {

@@ -44,7 +44,7 @@ pub enum RenewalStep {
 #[derive(Debug)]
 enum State<F> {
     Connecting,
-    Asking(Ask<F>),
+    Asking(Box<Ask<F>>),
     Pausing(Now),
     Over(RenewalStep),
 }
@@ -101,7 +101,8 @@ impl<F> Renewal<F> {
                 let watch = Watch {
                     generation: Some(self.generation),
                 };
-                self.state = State::Asking(Ask::new(now, watch, peer, self.uid, ANSWERS_WITHIN));
+                let ask = Ask::new(now, watch, peer, self.uid, ANSWERS_WITHIN);
+                self.state = State::Asking(Box::new(ask));
             }
             Err(ConnectFailure::Refused(why)) => self.lose(why),
             Err(ConnectFailure::Absent(why) | ConnectFailure::Other(why)) => self.again(now, why),
@@ -114,7 +115,10 @@ impl<F> Renewal<F> {
         match error {
             // It is on its way, or has too much to do.
             AskError::Broken(_) | AskError::Timeout(_) => self.again(now, why),
-            AskError::Failed { code, .. } if code == ErrorCode::Busy => self.again(now, why),
+            AskError::Failed {
+                code: ErrorCode::Busy,
+                ..
+            } => self.again(now, why),
             AskError::Failed { .. } | AskError::RefusedPeer { .. } | AskError::Malformed(_) => self.lose(why),
         }
     }
