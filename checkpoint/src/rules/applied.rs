@@ -16,6 +16,9 @@ use weightd_core::plan::experts::ExpertPlacement;
 /// How many tensors an error lists by name.
 const LISTED: usize = 5;
 
+/// More than this many experts of a layer are none, but a dimension of another meaning.
+pub(super) const MOST_EXPERTS: u64 = 1 << 16;
+
 /// The rules that count for a checkpoint.
 pub(super) struct Rules<'o> {
     /// What is known of its architecture.
@@ -266,8 +269,13 @@ impl<'o> Rules<'o> {
                 return Err(RuleError::Experts {
                     tensor,
                     found: count,
-                    stated: stated.max(experts),
+                    last: experts.saturating_sub(1),
+                    stated,
                 });
+            }
+            if experts > MOST_EXPERTS {
+                let tensor = tensor.to_owned();
+                return Err(RuleError::TooManyExperts { tensor, experts });
             }
             if experts < ranks {
                 return Err(RuleError::TooFewExperts { experts, ranks });

@@ -1,5 +1,6 @@
 //! Why a checkpoint cannot be split as asked.
 
+use super::applied::MOST_EXPERTS;
 use weightd_core::content::Dtype;
 use weightd_core::plan::pipeline::PipelineError;
 
@@ -209,6 +210,11 @@ pub enum RuleError {
          a tensor parallel size that divides it, or layout checkpoint"
     )]
     PaddedVocabulary { tensor: String, padded: u64, ranks: u64 },
+    /// vLLM could not hold it as a vocabulary.
+    #[error(
+        "{tensor} of shape {shape:?} has no row or number for each token, as layout vllm has them: use layout checkpoint"
+    )]
+    NoVocabulary { tensor: String, shape: Vec<u64> },
     /// The rule splits a dimension that the tensor does not have.
     #[error(
         "{tensor} of shape {shape:?} has no dimension {dim} to split: give it the rule \"replicated\" in --tp-plan"
@@ -228,9 +234,18 @@ pub enum RuleError {
     },
     /// A layer's experts are not those of the configuration.
     #[error(
-        "{tensor} and its kin are of {found} experts, and config.json says {stated}: the checkpoint is not whole"
+        "{tensor} and its kin are of {found} experts, up to number {last}, and config.json says {stated} experts: the \
+         checkpoint is not whole, or config.json is of another"
     )]
-    Experts { tensor: String, found: u64, stated: u64 },
+    Experts {
+        tensor: String,
+        found: u64,
+        last: u64,
+        stated: u64,
+    },
+    /// A dimension that cannot count experts.
+    #[error("{tensor} is of {experts} experts, and more than {MOST_EXPERTS} are not supported")]
+    TooManyExperts { tensor: String, experts: u64 },
     /// Fewer experts than ranks to spread them over.
     #[error("{experts} experts cannot be spread over {ranks} ranks: use fewer, or no expert parallelism")]
     TooFewExperts { experts: u64, ranks: u64 },
@@ -246,6 +261,16 @@ pub enum RuleError {
     /// A fused tensor lacks a part.
     #[error("{fused} cannot be fused: the checkpoint lacks {part}; complete it, or use layout checkpoint")]
     PartMissing { fused: String, part: String },
+    /// What is stored both fused and in parts, or a part twice.
+    #[error(
+        "{fused} cannot be fused: the checkpoint has both {first} and {second} for the same part of it; remove one of \
+         them, or use layout checkpoint"
+    )]
+    StoredTwice {
+        fused: String,
+        first: String,
+        second: String,
+    },
     /// A fused tensor's parts do not fit together.
     #[error("{fused} cannot be fused: {first} and {second} do not go together; use layout checkpoint")]
     PartsDiffer {

@@ -89,7 +89,7 @@ pub(super) fn slots<'a>(
                     .iter()
                     .any(|pattern| name::covers(pattern, tensor.name));
                 let to = if always { Some(Dtype::F32) } else { to };
-                fusing.add(as_stored(number, cast(tensor, to)));
+                fusing.add(as_stored(number, cast(tensor, to)))?;
             }
             fusing.finish()
         }
@@ -182,7 +182,7 @@ impl<'t, 'a> Fusing<'t, 'a> {
     }
 
     /// Adds a tensor, given as a slot of its own.
-    fn add(&mut self, alone: Slot<'a>) {
+    fn add(&mut self, alone: Slot<'a>) -> Result<(), RuleError> {
         let part = alone.parts[0];
         let tensor = &self.tensors[part.tensor];
         if let Some((name, how)) = self.stacked(tensor) {
@@ -201,7 +201,7 @@ impl<'t, 'a> Fusing<'t, 'a> {
                 places: vec![0],
                 of: ALONE,
             });
-            return;
+            return Ok(());
         }
         let Target {
             name,
@@ -212,6 +212,11 @@ impl<'t, 'a> Fusing<'t, 'a> {
         match self.numbers.get(&name) {
             Some(&number) => {
                 let fused = &mut self.slots[number];
+                // One is all of it, and the other a part.
+                if fused.of != of {
+                    let first = &self.tensors[fused.slot.parts[0].tensor];
+                    return Err(stored_twice(&fused.slot, first, tensor));
+                }
                 fused.slot.parts.push(part);
                 fused.places.push(place);
             }
@@ -237,6 +242,7 @@ impl<'t, 'a> Fusing<'t, 'a> {
                 });
             }
         }
+        Ok(())
     }
 
     /// What becomes of a tensor of all experts, and its name.
@@ -304,7 +310,13 @@ impl<'t, 'a> Fusing<'t, 'a> {
 
     fn whole(&self, FusedSlot { mut slot, places, of }: FusedSlot<'a>) -> Result<Slot<'a>, RuleError> {
         let mut parts: Vec<_> = slot.parts.iter().copied().zip(places).collect();
-        parts.sort_by_key(|(part, place)| (part.expert, *place));
+        let place_of = |(part, place): &(SlotPart, usize)| (part.expert, *place);
+        parts.sort_by_key(place_of);
+        let tensor = |(part, _): &(SlotPart, usize)| &self.tensors[part.tensor];
+        let twice = |pair: &&[_]| place_of(&pair[0]) == place_of(&pair[1]);
+        if let Some([first, second]) = parts.windows(2).find(twice) {
+            return Err(stored_twice(&slot, tensor(first), tensor(second)));
+        }
         // A place for every part of every expert, in this order.
         let experts = slot.experts.unwrap_or(1);
         let expected = (0..experts).flat_map(|expert| (0..of.len()).map(move |place| (expert, place)));
@@ -323,7 +335,6 @@ impl<'t, 'a> Fusing<'t, 'a> {
                 });
             }
         }
-        let tensor = |(part, _): &(SlotPart, usize)| &self.tensors[part.tensor];
         let first = tensor(&parts[0]);
         // What is one number for a module is not made of its parts' numbers.
         let is_scalar = of.len() > 1 && slot.dim >= first.stored.shape.len();
@@ -344,6 +355,14 @@ impl<'t, 'a> Fusing<'t, 'a> {
         }
         slot.parts = parts.into_iter().map(|(part, _)| part).collect();
         Ok(slot)
+    }
+}
+
+fn stored_twice(slot: &Slot<'_>, first: &RuledTensor<'_>, second: &RuledTensor<'_>) -> RuleError {
+    RuleError::StoredTwice {
+        fused: slot.name.clone().into_owned(),
+        first: first.name.to_owned(),
+        second: second.name.to_owned(),
     }
 }
 

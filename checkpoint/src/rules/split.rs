@@ -170,6 +170,13 @@ impl Splitter<'_> {
 
     /// Equal parts of a vocabulary of `padded` rows, of which the tensor has the first.
     pub fn padded(&self, name: &str, stored: &StoredTensor, padded: u64) -> Result<Split, RuleError> {
+        // One row for each token, or one number.
+        if !(1..=2).contains(&stored.shape.len()) {
+            return Err(RuleError::NoVocabulary {
+                tensor: name.to_owned(),
+                shape: stored.shape.to_vec(),
+            });
+        }
         let tensor = Layered::new(name, stored, self.quantization)?;
         let ways = self.ways.count();
         let Some(along) = tensor.out()? else {

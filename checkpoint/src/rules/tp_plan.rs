@@ -2,7 +2,9 @@
 
 use super::name;
 use super::rule::{Rule, STYLES};
+use rustix::fs::{FileType, Mode, OFlags};
 use serde_json::Value;
+use std::cmp::Reverse;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -12,12 +14,12 @@ use std::path::{Path, PathBuf};
 /// rank, as they are in transformers.
 ///
 /// Patterns of a base model, without the leading `model.`, are understood too. Where several cover a
-/// tensor, the longest counts. `colwise` keeps heads whole where the module is `q_proj`, `k_proj` or
+/// tensor, the one with the fewest `*` counts, and of those the one with the most parts. `colwise` keeps heads whole where the module is `q_proj`, `k_proj` or
 /// `v_proj`. Beyond the styles of transformers there are `replicated`, `qkv_colwise` for fused
 /// projections, and `heads_colwise` for parts of whole query heads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TpPlan {
-    /// Longest pattern first.
+    /// The most specific pattern first.
     rules: Vec<(String, Rule)>,
     hash: [u8; 32],
 }
@@ -40,6 +42,9 @@ pub enum TpPlanFault {
     /// The file cannot be read.
     #[error("cannot read the tensor parallel plan: {0}")]
     Io(#[from] std::io::Error),
+    /// A directory, a pipe or a device.
+    #[error("the tensor parallel plan is a {0}: it has to be a regular file")]
+    NotAFile(&'static str),
     /// Larger than any plan.
     #[error("more than {} bytes: a tensor parallel plan is a small JSON object", PLAN_CAP)]
     TooLarge,
@@ -51,6 +56,9 @@ pub enum TpPlanFault {
     /// No rule in it.
     #[error("the tensor parallel plan is empty: name at least one module")]
     Empty,
+    /// A pattern that stands for more than numbers.
+    #[error("pattern {pattern:?}: `*` stands for a whole part that is a number, and for nothing else")]
+    Wildcard { pattern: String },
     /// A style that is not known.
     #[error(
         "pattern {pattern:?}: style {style} is not known; use one of {}",
@@ -73,7 +81,7 @@ impl TpPlan {
     pub fn read(path: &Path) -> Result<TpPlan, TpPlanError> {
         let read = || -> Result<TpPlan, TpPlanFault> {
             let mut json = Vec::new();
-            File::open(path)?.take(PLAN_CAP + 1).read_to_end(&mut json)?;
+            open(path)?.take(PLAN_CAP + 1).read_to_end(&mut json)?;
             TpPlan::parse(&json)
         };
         let path = path.to_owned();
@@ -101,7 +109,12 @@ impl TpPlan {
         if rules.is_empty() {
             return Err(TpPlanFault::Empty);
         }
-        rules.sort_by(|(a, _), (b, _)| b.len().cmp(&a.len()).then(a.cmp(b)));
+        let stars = |pattern: &str| pattern.split('.').filter(|part| *part == "*").count();
+        let parts = |pattern: &str| Reverse(pattern.split('.').count());
+        rules.sort_by(|(a, _), (b, _)| {
+            let order = |pattern| (stars(pattern), parts(pattern), pattern);
+            order(a).cmp(&order(b))
+        });
         let mut hasher = blake3::Hasher::new();
         for (pattern, rule) in &rules {
             hasher.update(format!("{pattern:?} {rule:?}\n").as_bytes());
@@ -138,7 +151,24 @@ impl TpPlan {
     }
 }
 
+/// Opens a regular file, and waits for nothing else.
+fn open(path: &Path) -> Result<File, TpPlanFault> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(std::io::Error::from)?;
+    let stat = rustix::fs::fstat(&file).map_err(std::io::Error::from)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(File::from(file)),
+        FileType::Directory => Err(TpPlanFault::NotAFile("directory")),
+        FileType::Fifo => Err(TpPlanFault::NotAFile("pipe")),
+        _ => Err(TpPlanFault::NotAFile("device")),
+    }
+}
+
 fn rule_of(pattern: &str, style: &Value) -> Result<Rule, TpPlanFault> {
+    if pattern.split('.').any(|part| part != "*" && part.contains('*')) {
+        let pattern = pattern.to_owned();
+        return Err(TpPlanFault::Wildcard { pattern });
+    }
     let known = style
         .as_str()
         .and_then(|style| STYLES.iter().find(|(name, _)| *name == style));
@@ -196,14 +226,55 @@ mod tests {
         assert_eq!(
             rule("model.layers.0.mlp.down_proj.weight"),
             Some(Rule::Replicated),
-            "the longest"
+            "the one with the fewest `*`"
         );
         assert_eq!(rule("lm_head.weight"), Some(Rule::Head));
         assert_eq!(rule("model.norm.weight"), None);
         assert_eq!(
             plan.splitting().collect::<Vec<_>>(),
-            ["layers.*.self_attn.k_proj", "layers.*.mlp.down_proj", "lm_head"]
+            ["lm_head", "layers.*.mlp.down_proj", "layers.*.self_attn.k_proj"]
         );
+    }
+
+    #[test]
+    fn the_pattern_with_the_fewest_wildcards_counts_however_long_it_is() {
+        let rule = |json: &str, name: &str| {
+            let plan = TpPlan::parse(json.as_bytes()).unwrap();
+            let number = Patterns::new(plan.patterns(), TpPlan::covers).first(name);
+            plan.rules().nth(number.unwrap())
+        };
+        for exception in ["layers.3.up", "model.layers.3.up", "model.layers.3.up.weight"] {
+            let json = format!(
+                r#"{{"model.layers.*.up": "colwise", "layers.*.up.weight": "colwise", "{exception}": "rowwise"}}"#
+            );
+            assert_eq!(
+                rule(&json, "model.layers.3.up.weight"),
+                Some(Rule::Row),
+                "{exception}"
+            );
+            assert_eq!(
+                rule(&json, "model.layers.30.up.weight"),
+                Some(Rule::Column),
+                "{exception}"
+            );
+        }
+        let more_parts = r#"{"layers.*.up": "colwise", "layers.*.up.bias": "replicated"}"#;
+        assert_eq!(rule(more_parts, "model.layers.3.up.bias"), Some(Rule::Replicated));
+        assert_eq!(rule(more_parts, "model.layers.3.up.weight"), Some(Rule::Column));
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+        let temp = tempfile::tempdir().unwrap();
+        let fifo = temp.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        let fault = |path: &Path| TpPlan::read(path).unwrap_err().fault;
+        assert!(matches!(fault(&fifo), TpPlanFault::NotAFile("pipe")));
+        assert!(matches!(fault(temp.path()), TpPlanFault::NotAFile("directory")));
+        assert!(matches!(
+            fault(Path::new("/dev/zero")),
+            TpPlanFault::NotAFile("device")
+        ));
     }
 
     #[test]
@@ -226,6 +297,13 @@ mod tests {
             unknown.contains("\"a.*.b\"") && unknown.contains("\"diagonal\"") && unknown.contains("colwise"),
             "{unknown}"
         );
+        for wildcard in ["model.**", "a.q_*"] {
+            let message = message(&format!(r#"{{"{wildcard}": "colwise"}}"#));
+            assert!(
+                message.contains(wildcard) && message.contains("a number"),
+                "{message}"
+            );
+        }
         assert!(message(r#"{"a": 3}"#).contains("style 3"));
         assert!(message(r#"{"a": "grouped_gemm"}"#).contains("--enable-expert-parallel"));
         assert!(message(&" ".repeat(1 << 21)).contains("more than 1048576 bytes"));

@@ -199,6 +199,7 @@ fn a_checkpoint_without_all_experts_of_a_layer_is_refused() {
             tensor,
             found,
             stated,
+            ..
         } = error
         else {
             panic!("{error}")
@@ -217,6 +218,7 @@ fn a_checkpoint_without_all_experts_of_a_layer_is_refused() {
             error,
             RuleError::Experts {
                 found: 5,
+                last: 4,
                 stated: 6,
                 ..
             }
@@ -259,6 +261,61 @@ fn experts_with_parts_missing_or_unlike_are_not_fused() {
     let error = refusal(&Made::new(&case.config(), &[tensors]).open(), &case.options);
     assert!(
         matches!(&error, RuleError::PartsDiffer { second, .. } if *second == format!("{narrow} (BF16 [4, 6])")),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_expert_beyond_those_of_the_configuration_and_one_that_is_there_twice() {
+    let case = case(Family::Mixtral, spread(Linear, Layout::Checkpoint, 2, 1));
+    let with = |name: &str, options: &ShardingOptions| {
+        let mut tensors = all(&case);
+        let twin = "model.layers.1.block_sparse_moe.experts.3.w3.weight";
+        let (_, dtype, shape) = tensors.iter().find(|(name, ..)| name == twin).unwrap().clone();
+        tensors.push((name.to_owned(), dtype, shape));
+        refusal(&Made::new(&case.config(), &[tensors]).open(), options)
+    };
+    let beyond = with(
+        "model.layers.1.block_sparse_moe.experts.7.w3.weight",
+        &case.options,
+    );
+    assert!(
+        matches!(
+            beyond,
+            RuleError::Experts {
+                found: 6,
+                last: 7,
+                stated: 5,
+                ..
+            }
+        ),
+        "{beyond}"
+    );
+    let vllm = ShardingOptions {
+        layout: Layout::Vllm,
+        ..tensor_parallel(2)
+    };
+    let second = "model.layers.1.block_sparse_moe.experts.03.w3.weight";
+    let twice = with(second, &vllm);
+    assert!(
+        matches!(&twice, RuleError::StoredTwice { second: name, .. } if name == second),
+        "{twice}"
+    );
+}
+
+#[test]
+fn a_dimension_that_cannot_count_experts() {
+    let case = case(Family::GptOss, spread(RoundRobin, Layout::Checkpoint, 2, 1));
+    let mut config = case.config();
+    config["num_local_experts"] = json!(1u64 << 30);
+    let empty = |(name, dtype, shape): Tensor| match name.contains(".experts.") {
+        true => (name, dtype, vec![1 << 30, 0, shape.last().copied().unwrap()]),
+        false => (name, dtype, shape),
+    };
+    let tensors = all(&case).into_iter().map(empty).collect();
+    let error = refusal(&Made::new(&config, &[tensors]).open(), &case.options);
+    assert!(
+        matches!(&error, RuleError::TooManyExperts { experts, .. } if *experts == 1 << 30),
         "{error}"
     );
 }

@@ -155,6 +155,47 @@ fn projections_with_parts_missing_or_unlike_are_not_fused() {
 }
 
 #[test]
+fn what_is_stored_both_fused_and_in_parts_is_not_fused() {
+    let part = |name: &str| format!("model.layers.1.mlp.{name}.weight");
+    let mut config = SMALL.config();
+    config["architectures"] = json!(["Phi3ForCausalLM"]);
+    for gone in [None, Some("gate_proj"), Some("up_proj")] {
+        let mut tensors = SMALL.tensors();
+        let gate = tensors.iter().find(|(name, ..)| *name == part("gate_proj"));
+        let (_, dtype, shape) = gate.unwrap().clone();
+        tensors.retain(|(name, ..)| gone.is_none_or(|gone| *name != part(gone)));
+        tensors.push((part("gate_up_proj"), dtype, vec![2 * shape[0], shape[1]]));
+        let error = refusal(&Made::new(&config, &[tensors]).open(), &vllm(2));
+        assert!(
+            matches!(&error, RuleError::StoredTwice { fused, first, second }
+                if *fused == part("gate_up_proj") && [first, second].contains(&fused)),
+            "{gone:?}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_vocabulary_of_another_shape_is_not_padded() {
+    for name in ["model.embed_tokens.weight", "lm_head.weight"] {
+        for more in [vec![], vec![2, 3]] {
+            let checkpoint = with(|tensors| {
+                let found = tensors.iter_mut().find(|(stored, ..)| stored == name).unwrap();
+                found.2 = if more.is_empty() {
+                    vec![]
+                } else {
+                    [&found.2[..], &more].concat()
+                };
+            });
+            let error = refusal(&checkpoint, &vllm(2));
+            assert!(
+                matches!(&error, RuleError::NoVocabulary { tensor, .. } if tensor == name),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
 fn an_architecture_whose_layout_in_vllm_is_not_known() {
     let mut config = SMALL.config();
     config["architectures"] = json!(["OPTForCausalLM"]);
