@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use weightd_blocking::request::request;
 use weightd_core::time::Span;
 use weightd_core::wire::Message;
-use weightd_core::wire::message::{GetStatus, Stop};
+use weightd_core::wire::message::{GetStatus, Lead};
 use weightd_socket::listen;
 use weightd_socket::lock::{Lock, read_owner};
 use weightd_socket::path::Named;
@@ -57,12 +57,14 @@ pub fn remove_stale_control(control: &Path) {
 
 /// Ends a server whose launcher was killed before it led it: it has no lock and no weights, and would wait
 /// for a launcher that does not come. One that serves is left alone: its lock file may have been removed.
-fn end_if_never_led(control: &Path) {
+pub fn end_if_never_led(control: &Path) {
     let patience = Span::secs(1);
     if let Ok(Message::ServerStatus(status)) = request(control, GetStatus {}, patience)
         && status.launcher_pid == 0
         && status.daemons == 0
     {
-        let _ = request(control, Stop {}, patience);
+        // Led by us for a moment, it ends as one whose launcher is gone before it loaded anything.
+        let pid = std::process::id();
+        let _ = request(control, Lead { pid }, patience);
     }
 }

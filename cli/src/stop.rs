@@ -5,7 +5,7 @@ use crate::args::StopArgs;
 use crate::error::CliError;
 use crate::node;
 use crate::output::say;
-use crate::owners::{control_sockets, remove_stale_control, remove_stale_controls};
+use crate::owners::{control_sockets, end_if_never_led, remove_stale_control, remove_stale_controls};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -95,7 +95,13 @@ fn ask_to_stop(control: &Path, until: Instant) -> Result<bool, CliError> {
                         ..
                     },
                 ..
-            }) if Instant::now() < until => sleep(PAUSE),
+            }) if Instant::now() < until => {
+                // Or one whose launcher was killed before it led it.
+                if Lock::acquire(control).is_ok() {
+                    end_if_never_led(control);
+                }
+                sleep(PAUSE);
+            }
             Err(error) => return Err(CliError::failure(error)),
         }
     }
