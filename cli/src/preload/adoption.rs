@@ -8,7 +8,7 @@ use super::store::{self, Store};
 use crate::owners::remove_stale_control;
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -207,8 +207,15 @@ fn has_digests(inheritance: &Inheritance<OwnedFd>) -> bool {
 }
 
 /// Whether a server lives, or may, behind any of these names. One that was killed just now takes a moment to
-/// be gone.
+/// be gone, and one that was never led is ended.
 fn is_served(dir: &Path, wanted: &[DaemonInfo]) -> bool {
+    let owners = wanted
+        .iter()
+        .filter_map(|info| read_owner(Path::new(&info.socket)));
+    let controls: BTreeSet<PathBuf> = owners.map(|owner| dir.join(owner.control)).collect();
+    for control in &controls {
+        remove_stale_control(control);
+    }
     let until = Instant::now() + ENDS_WITHIN;
     loop {
         let servers = wanted.iter().filter_map(|info| {

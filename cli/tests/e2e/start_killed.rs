@@ -3,6 +3,11 @@
 use crate::checkpoints::*;
 use crate::harness::*;
 use rustix::process::Signal;
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Child, Command};
 
 /// A launcher whose loader is stopped half-way.
 fn half_way(site: &Site) -> (Running, u32) {
@@ -52,6 +57,27 @@ fn a_launcher_killed_before_ready_leaves_no_process_and_the_next_one_takes_its_n
     site.attach_verified(&model("qwen3"), 1);
     next.signal(Signal::INT);
     assert_eq!(next.code(), 130);
+    site.assert_clean();
+}
+
+/// A server whose launcher was killed before it led it, at a control socket in the site's directory.
+pub fn never_led(control: &Path) -> Child {
+    let _ = fs::remove_file(control);
+    let listener = UnixListener::bind(control).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    File::create(format!("{}.lock", control.display())).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weightd"));
+    command.args(["server", "--control"]).arg(control);
+    command.stdin(OwnedFd::from(listener)).spawn().unwrap()
+}
+
+#[test]
+fn a_server_that_was_never_led_ends_when_it_is_asked_to_stop() {
+    let site = Site::new();
+    fs::create_dir_all(site.dir()).unwrap();
+    let mut server = never_led(&site.dir().join("weightd-control_1.sock"));
+    assert_eq!(site.run(&["stop"]).stdout, "no daemons\n");
+    assert_eq!(server.wait().unwrap().code(), Some(0));
     site.assert_clean();
 }
 

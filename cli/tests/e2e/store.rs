@@ -4,6 +4,7 @@ use crate::adoption::assert_loaded_nothing;
 use crate::checkpoints::*;
 use crate::engine::*;
 use crate::harness::*;
+use crate::start_killed::never_led;
 use command_fds::{CommandFdExt, FdMapping};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -18,6 +19,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+use weightd_socket::lock::read_owner;
 use weightd_socket::message::{ReceiveError, receive};
 
 /// Does what sd_notify(3) says, for one unit.
@@ -428,4 +430,26 @@ fn a_server_that_lives_is_adopted_and_what_is_kept_beside_it_is_not_served_twice
     assert_loaded_nothing(&launcher);
     assert_eq!(generations(&site), before);
     site.attach_verified(&model, 2);
+}
+
+#[test]
+fn a_server_that_was_never_led_does_not_cost_what_the_manager_keeps() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let manager = Manager::new(&site);
+    let mut launcher = manager.preload(&site, &model, 1);
+    manager.has_all(1);
+    launcher.has_loaded();
+    let before = generations(&site);
+    let server = launcher.child("server");
+    let socket = PathBuf::from(site.status()[0]["socket"].as_str().unwrap());
+    let control = site.dir().join(read_owner(&socket).unwrap().control);
+    launcher.kill();
+    signal(server, Signal::KILL);
+    wait_until("the server is gone", || !is_alive(&server));
+    let mut never_led = never_led(&control);
+    let launcher = manager.preload(&site, &model, 1);
+    assert_loaded_nothing(&launcher);
+    assert_eq!(generations(&site), before);
+    never_led.wait().unwrap();
+    site.attach_verified(&model, 1);
 }
