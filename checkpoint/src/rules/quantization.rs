@@ -108,7 +108,7 @@ impl<'a> Quantization<'a> {
             (None, Some(blocks)) => blocks,
             (None, None) => [1, numbers.one(&["group_size", "q_group_size"])?.unwrap_or(0)],
         };
-        found.act_order = numbers.act_order();
+        found.act_order = numbers.act_order()?;
         found.layers = found.layers_of(checkpoint, method)?;
         Ok(Some(found))
     }
@@ -377,15 +377,18 @@ impl Numbers<'_> {
 
     /// Whether groups are of inputs from anywhere. (compressed-tensors' other orders, `weight` or `static`,
     /// leave groups as they are.)
-    fn act_order(&self) -> bool {
-        let named = |name: &str| {
-            ["group", "dynamic"]
-                .iter()
-                .any(|group| name.eq_ignore_ascii_case(group))
-        };
-        let ordered = |value: &Value| value.as_bool() == Some(true) || value.as_str().is_some_and(named);
-        self.all(&["desc_act", "actorder"])
-            .any(|(_, value)| ordered(value))
+    fn act_order(&self) -> Result<bool, RuleError> {
+        let mut any = false;
+        for (field, value) in self.all(&["desc_act", "actorder"]) {
+            let name = value.as_str().map(str::to_ascii_lowercase);
+            any |= match (value, name.as_deref()) {
+                (Value::Bool(ordered), _) => *ordered,
+                (_, Some("group" | "dynamic")) => true,
+                (_, Some("weight" | "static")) => false,
+                _ => return Err(self.unusable(field, value)),
+            };
+        }
+        Ok(any)
     }
 
     fn unusable(&self, field: &'static str, value: &Value) -> RuleError {

@@ -73,6 +73,22 @@ fn groups_in_activation_order_are_not_split_by_inputs() {
 }
 
 #[test]
+fn an_order_that_is_not_understood_is_not_taken_for_none() {
+    for value in [json!(1), json!("yes"), json!(["group"])] {
+        for headers in [
+            configured(GPTQ, "desc_act", value.clone()),
+            of_weights(PACKED, "actorder", value.clone()),
+        ] {
+            assert!(headers.is_accepted(1));
+            let RuleError::QuantizationField { value: said, .. } = headers.refusal(2) else {
+                panic!("{value}")
+            };
+            assert_eq!(said, value.to_string());
+        }
+    }
+}
+
+#[test]
 fn the_order_of_one_group_goes_along_with_its_inputs() {
     let (mut config, tensors) = method("gptq of 8 bits, groups of 0").quantize(&GROUPED);
     config["quantization_config"]["desc_act"] = json!(true);
