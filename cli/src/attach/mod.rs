@@ -126,6 +126,12 @@ fn chosen_model(args: &AttachArgs) -> Result<Model, CliError> {
             "there is no draft to map: the method of --speculative-config has none that is cached",
         )
     })?;
+    if model.members.is_empty() {
+        return Err(CliError::Usage(format!(
+            "no rank of this node has the {}: a draft is on the last pipeline stage, which is on another node",
+            role.name()
+        )));
+    }
     if let Some(wanted) = args.ranks.rank {
         let global_rank = |rank: &LocalRank| rank.placement.global_rank;
         let here: Vec<_> = model

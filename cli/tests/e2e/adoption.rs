@@ -109,6 +109,30 @@ fn server_content_and_leases_are_adopted_again_and_again_and_nothing_is_read() {
 }
 
 #[test]
+fn names_that_were_never_given_are_there_when_the_next_launcher_is_ready() {
+    let (site, model) = (Site::new(), model("llama"));
+    let mut launcher = site.preload(&model, 2, &[]);
+    launcher.has_loaded();
+    let status = site.status();
+    orphan(&site, &mut launcher);
+    for daemon in &status {
+        std::fs::remove_file(daemon["socket"].as_str().unwrap()).unwrap();
+    }
+    assert!(site.status().is_empty());
+    // The server would be reached by nobody, so another one takes its place.
+    let launcher = site.preload(&model, 2, &[]);
+    let generations = |status: &[Value]| {
+        status
+            .iter()
+            .map(|daemon| daemon["generation"].clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(generations(&site.status()), generations(&status));
+    launcher.says("nothing is loaded again");
+    site.attach_verified(&model, 2);
+}
+
+#[test]
 fn an_adopted_server_ends_with_its_launcher_and_what_was_released_stays_so() {
     let (site, model) = (Site::new(), model("qwen3"));
     let mut launcher = site.preload(&model, 2, &[]);

@@ -148,6 +148,11 @@ fn the_draft_is_on_the_last_pipeline_stage() {
         &[&options[..], &["--draft", "--all", "--verify"]].concat(),
     );
     assert_eq!(ran.code, Some(0), "{ran:?}");
+    let elsewhere = ["--nnodes", "2", "--node-rank", "0", "--draft", "--all"];
+    let error = site
+        .attach(&llama, 2, &[&options[..], &elsewhere].concat())
+        .error(2);
+    assert!(error.contains("another node"), "{error}");
 }
 
 #[test]
