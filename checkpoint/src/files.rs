@@ -2,6 +2,7 @@
 
 use crate::error::CheckpointError;
 use rustix::fs::{Mode, OFlags, Stat};
+use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -57,23 +58,18 @@ impl SourceFile {
         name: &str,
     ) -> Result<Option<SourceFile>, CheckpointError> {
         let path = dir_path.join(name);
-        // Asked by name first, because merely opening a device or a socket can do something; and
-        // again of what was opened, because the name may have been given to another file since.
-        match rustix::fs::statat(dir, name, rustix::fs::AtFlags::empty()) {
-            Ok(stat) => refuse_irregular(&stat, &path)?,
+        let fd = match open_regular(dir, Path::new(name)) {
+            Ok(fd) => fd,
             // A dangling link is a file that is missing its bytes, not one that is not there.
-            Err(rustix::io::Errno::NOENT) if is_link(dir, name) => {
+            Err(NotOpened::Io(_, Errno::NOENT)) if is_link(dir, name) => {
                 return Err(CheckpointError::DanglingLink { path });
             }
-            Err(rustix::io::Errno::NOENT) => return Ok(None),
-            Err(errno) => return Err(CheckpointError::io("open", &path, errno)),
-        }
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let fd = rustix::fs::openat(dir, name, flags, Mode::empty())
-            .map_err(|errno| CheckpointError::io("open", &path, errno))?;
+            Err(NotOpened::Io(_, Errno::NOENT)) => return Ok(None),
+            Err(NotOpened::Io(what, errno)) => return Err(CheckpointError::io(what, &path, errno)),
+            Err(NotOpened::Irregular(kind)) => return Err(CheckpointError::NotRegular { path, kind }),
+        };
         let settled = crate::identity::settle(&fd);
         let stat = rustix::fs::fstat(&fd).map_err(|errno| CheckpointError::io("stat", &path, errno))?;
-        refuse_irregular(&stat, &path)?;
         let stat = FileStat::from(&stat);
         Ok(Some(SourceFile {
             name: name.to_owned(),
@@ -160,19 +156,42 @@ impl From<&Stat> for FileStat {
     }
 }
 
-fn refuse_irregular(stat: &Stat, path: &Path) -> Result<(), CheckpointError> {
+/// Why a file was not opened.
+#[derive(Debug)]
+pub(crate) enum NotOpened {
+    /// What it is, which is no regular file.
+    Irregular(&'static str),
+    /// What was tried, and what the kernel said.
+    Io(&'static str, Errno),
+}
+
+/// Opens a regular file in the directory `dir`, following symbolic links. Nothing is waited for.
+pub(crate) fn open_regular(dir: impl AsFd, name: &Path) -> Result<OwnedFd, NotOpened> {
+    // Asked by name first, because merely opening a device or a socket can do something; and
+    // again of what was opened, because the name may have been given to another file since.
+    let stat = rustix::fs::statat(&dir, name, rustix::fs::AtFlags::empty());
+    refuse_irregular(&stat.map_err(|errno| NotOpened::Io("open", errno))?)?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let fd = rustix::fs::openat(&dir, name, flags, Mode::empty());
+    let fd = fd.map_err(|errno| NotOpened::Io("open", errno))?;
+    let stat = rustix::fs::fstat(&fd).map_err(|errno| NotOpened::Io("stat", errno))?;
+    refuse_irregular(&stat)?;
+    Ok(fd)
+}
+
+fn refuse_irregular(stat: &Stat) -> Result<(), NotOpened> {
     use rustix::fs::FileType;
-    let kind = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => return Ok(()),
-        FileType::Directory => "a directory",
-        FileType::Fifo => "a fifo",
-        FileType::Socket => "a socket",
-        FileType::CharacterDevice => "a character device",
-        FileType::BlockDevice => "a block device",
-        _ => "of unknown type",
-    };
-    let path = path.to_owned();
-    Err(CheckpointError::NotRegular { path, kind })
+    Err(NotOpened::Irregular(
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => return Ok(()),
+            FileType::Directory => "a directory",
+            FileType::Fifo => "a fifo",
+            FileType::Socket => "a socket",
+            FileType::CharacterDevice => "a character device",
+            FileType::BlockDevice => "a block device",
+            _ => "of unknown type",
+        },
+    ))
 }
 
 fn is_link(dir: &impl AsFd, name: &str) -> bool {

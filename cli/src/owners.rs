@@ -48,7 +48,7 @@ pub fn remove_stale_controls(dir: &Path) -> io::Result<()> {
 /// launcher or its server lives.
 pub fn remove_stale_control(control: &Path) {
     if let Ok(lock) = Lock::acquire(control) {
-        end_if_never_led(control);
+        end_if_never_led(&lock);
         // What cannot be removed harms nobody: no later launcher uses this name.
         let _ = listen::remove(&lock);
         let _ = lock.remove();
@@ -57,7 +57,9 @@ pub fn remove_stale_control(control: &Path) {
 
 /// Ends a server whose launcher was killed before it led it: it has no lock and no weights, and would wait
 /// for a launcher that does not come. One that serves is left alone: its lock file may have been removed.
-pub fn end_if_never_led(control: &Path) {
+/// `lock` is the control socket's: who holds it knows that no launcher is about to lead.
+pub fn end_if_never_led(lock: &Lock) {
+    let control = lock.socket();
     let patience = Span::secs(1);
     if let Ok(Message::ServerStatus(status)) = request(control, GetStatus {}, patience)
         && status.launcher_pid == 0

@@ -97,8 +97,8 @@ fn ask_to_stop(control: &Path, until: Instant) -> Result<bool, CliError> {
                 ..
             }) if Instant::now() < until => {
                 // Or one whose launcher was killed before it led it.
-                if Lock::acquire(control).is_ok() {
-                    end_if_never_led(control);
+                if let Ok(lock) = Lock::acquire(control) {
+                    end_if_never_led(&lock);
                 }
                 sleep(PAUSE);
             }

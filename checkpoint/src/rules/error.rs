@@ -244,7 +244,9 @@ pub enum RuleError {
         stated: u64,
     },
     /// A dimension that cannot count experts.
-    #[error("{tensor} is of {experts} experts, and more than {MOST_EXPERTS} are not supported")]
+    #[error(
+        "{tensor} is of {experts} experts, and more than {MOST_EXPERTS} cannot be spread: leave expert parallelism out"
+    )]
     TooManyExperts { tensor: String, experts: u64 },
     /// Fewer experts than ranks to spread them over.
     #[error("{experts} experts cannot be spread over {ranks} ranks: use fewer, or no expert parallelism")]

@@ -2,7 +2,8 @@
 
 use super::name;
 use super::rule::{Rule, STYLES};
-use rustix::fs::{FileType, Mode, OFlags};
+use crate::files::{NotOpened, open_regular};
+use rustix::fs::CWD;
 use serde_json::Value;
 use std::cmp::Reverse;
 use std::fs::File;
@@ -14,9 +15,10 @@ use std::path::{Path, PathBuf};
 /// rank, as they are in transformers.
 ///
 /// Patterns of a base model, without the leading `model.`, are understood too. Where several cover a
-/// tensor, the one with the fewest `*` counts, and of those the one with the most parts. `colwise` keeps heads whole where the module is `q_proj`, `k_proj` or
-/// `v_proj`. Beyond the styles of transformers there are `replicated`, `qkv_colwise` for fused
-/// projections, and `heads_colwise` for parts of whole query heads.
+/// tensor, the one with the fewest `*` counts, and of those the one with the most parts. `colwise`
+/// keeps heads whole where the module is `q_proj`, `k_proj` or `v_proj`. Beyond the styles of
+/// transformers there are `replicated`, `qkv_colwise` for fused projections, and `heads_colwise` for
+/// parts of whole query heads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TpPlan {
     /// The most specific pattern first.
@@ -43,8 +45,8 @@ pub enum TpPlanFault {
     #[error("cannot read the tensor parallel plan: {0}")]
     Io(#[from] std::io::Error),
     /// A directory, a pipe or a device.
-    #[error("the tensor parallel plan is a {0}: it has to be a regular file")]
-    NotAFile(&'static str),
+    #[error("the tensor parallel plan is {0}: it has to be a regular file")]
+    NotRegular(&'static str),
     /// Larger than any plan.
     #[error("more than {} bytes: a tensor parallel plan is a small JSON object", PLAN_CAP)]
     TooLarge,
@@ -81,7 +83,11 @@ impl TpPlan {
     pub fn read(path: &Path) -> Result<TpPlan, TpPlanError> {
         let read = || -> Result<TpPlan, TpPlanFault> {
             let mut json = Vec::new();
-            open(path)?.take(PLAN_CAP + 1).read_to_end(&mut json)?;
+            let file = open_regular(CWD, path).map_err(|error| match error {
+                NotOpened::Irregular(kind) => TpPlanFault::NotRegular(kind),
+                NotOpened::Io(_, errno) => TpPlanFault::Io(errno.into()),
+            })?;
+            File::from(file).take(PLAN_CAP + 1).read_to_end(&mut json)?;
             TpPlan::parse(&json)
         };
         let path = path.to_owned();
@@ -148,19 +154,6 @@ impl TpPlan {
     pub(super) fn splitting(&self) -> impl Iterator<Item = &str> {
         let splits = self.rules.iter().filter(|(_, rule)| *rule != Rule::Replicated);
         splits.map(|(pattern, _)| pattern.as_str())
-    }
-}
-
-/// Opens a regular file, and waits for nothing else.
-fn open(path: &Path) -> Result<File, TpPlanFault> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(std::io::Error::from)?;
-    let stat = rustix::fs::fstat(&file).map_err(std::io::Error::from)?;
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => Ok(File::from(file)),
-        FileType::Directory => Err(TpPlanFault::NotAFile("directory")),
-        FileType::Fifo => Err(TpPlanFault::NotAFile("pipe")),
-        _ => Err(TpPlanFault::NotAFile("device")),
     }
 }
 
@@ -265,15 +258,19 @@ mod tests {
 
     #[test]
     fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+        use rustix::fs::{FileType, Mode};
         let temp = tempfile::tempdir().unwrap();
         let fifo = temp.path().join("fifo");
-        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
         let fault = |path: &Path| TpPlan::read(path).unwrap_err().fault;
-        assert!(matches!(fault(&fifo), TpPlanFault::NotAFile("pipe")));
-        assert!(matches!(fault(temp.path()), TpPlanFault::NotAFile("directory")));
+        assert!(matches!(fault(&fifo), TpPlanFault::NotRegular("a fifo")));
+        assert!(matches!(
+            fault(temp.path()),
+            TpPlanFault::NotRegular("a directory")
+        ));
         assert!(matches!(
             fault(Path::new("/dev/zero")),
-            TpPlanFault::NotAFile("device")
+            TpPlanFault::NotRegular("a character device")
         ));
     }
 

@@ -113,7 +113,7 @@ fn names_that_were_never_given_are_there_when_the_next_launcher_is_ready() {
     let (site, model) = (Site::new(), model("llama"));
     let mut launcher = site.preload(&model, 2, &[]);
     launcher.has_loaded();
-    let status = site.status();
+    let (status, before) = (site.status(), site.generations());
     orphan(&site, &mut launcher);
     for daemon in &status {
         std::fs::remove_file(daemon["socket"].as_str().unwrap()).unwrap();
@@ -121,13 +121,7 @@ fn names_that_were_never_given_are_there_when_the_next_launcher_is_ready() {
     assert!(site.status().is_empty());
     // The server would be reached by nobody, so another one takes its place.
     let launcher = site.preload(&model, 2, &[]);
-    let generations = |status: &[Value]| {
-        status
-            .iter()
-            .map(|daemon| daemon["generation"].clone())
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(generations(&site.status()), generations(&status));
+    assert_eq!(site.generations(), before);
     launcher.says("nothing is loaded again");
     site.attach_verified(&model, 2);
 }

@@ -97,6 +97,12 @@ impl Site {
         self.json(&["status", "--json"])
     }
 
+    /// The generation of each daemon.
+    pub fn generations(&self) -> Vec<Value> {
+        let status = self.status();
+        status.iter().map(|daemon| daemon["generation"].clone()).collect()
+    }
+
     /// `weightd attach` as an engine of this model, in this world.
     pub fn attach(&self, model: &Path, tp: u32, more: &[&str]) -> Ran {
         finish(self.on_model("attach", model, tp, more))

@@ -9,7 +9,6 @@ use command_fds::{CommandFdExt, FdMapping};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::process::Signal;
-use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -172,13 +171,6 @@ impl State {
     }
 }
 
-fn generations(site: &Site) -> Vec<Value> {
-    site.status()
-        .iter()
-        .map(|daemon| daemon["generation"].clone())
-        .collect()
-}
-
 pub fn kill_both(launcher: &mut Running) {
     let server = launcher.child("server");
     launcher.kill();
@@ -195,7 +187,7 @@ fn a_unit_that_was_killed_serves_at_once_and_engines_waited_meanwhile() {
         manager.said("READY=1") == 1 && manager.said("WATCHDOG=1") > 2
     });
     manager.has_all(2);
-    let (before, mapped) = (generations(&site), map(&site, &model, 2));
+    let (before, mapped) = (site.generations(), map(&site, &model, 2));
     for _ in 0..2 {
         launcher.has_loaded();
         kill_both(&mut launcher);
@@ -204,7 +196,7 @@ fn a_unit_that_was_killed_serves_at_once_and_engines_waited_meanwhile() {
         launcher = manager.preload(&site, &model, 2);
         assert_loaded_nothing(&launcher);
         assert_eq!(between.code(), 0, "{}", between.log());
-        assert_eq!(generations(&site), before);
+        assert_eq!(site.generations(), before);
         assert_intact(&mapped, &model, 2);
         site.attach_verified(&model, 2);
         manager.has_all(2);
@@ -217,7 +209,7 @@ fn a_unit_that_was_killed_serves_at_once_and_engines_waited_meanwhile() {
         !status.is_empty() && status.iter().all(|daemon| daemon["pid"] != server)
     });
     site.attach_verified(&model, 2);
-    assert_eq!(generations(&site), before);
+    assert_eq!(site.generations(), before);
 }
 
 #[test]
@@ -226,7 +218,7 @@ fn a_unit_that_is_restarted_keeps_its_names_and_one_that_is_asked_to_stop_leaves
     let manager = Manager::new(&site);
     let mut launcher = manager.preload(&site, &model, 2);
     manager.has_all(2);
-    let before = generations(&site);
+    let before = site.generations();
     launcher.signal(Signal::TERM);
     assert_eq!(launcher.code(), 143);
     wait_until("all processes are gone", || site.processes().is_empty());
@@ -241,7 +233,7 @@ fn a_unit_that_is_restarted_keeps_its_names_and_one_that_is_asked_to_stop_leaves
     let mut launcher = manager.preload(&site, &model, 2);
     assert_loaded_nothing(&launcher);
     assert_eq!(between.code(), 0, "{}", between.log());
-    assert_eq!(generations(&site), before);
+    assert_eq!(site.generations(), before);
     let ran = site.run(&["stop"]);
     assert_eq!(
         (ran.code, ran.stdout.as_str()),
@@ -259,7 +251,7 @@ fn a_release_is_answered_when_the_manager_has_let_go_and_is_not_undone_by_a_rest
     let manager = Manager::new(&site);
     let mut launcher = manager.preload(&site, &model, 1);
     manager.has_all(1);
-    let generation = generations(&site);
+    let generation = site.generations();
     manager.state.hangs.store(true, Ordering::Relaxed);
     let mut release = site.start(site.weightd(&["release", "--rank", "0"]));
     wait_until("the launcher has let go", || {
@@ -277,7 +269,7 @@ fn a_release_is_answered_when_the_manager_has_let_go_and_is_not_undone_by_a_rest
     let launcher = manager.preload(&site, &model, 1);
     assert_loaded_nothing(&launcher);
     assert_eq!(site.status()[0]["state"], "released");
-    assert_eq!(generations(&site), generation);
+    assert_eq!(site.generations(), generation);
     let error = site.attach(&model, 1, &["--all"]).error(1);
     assert!(error.contains("was released"), "{error}");
 }
@@ -290,7 +282,7 @@ fn is_dropped(tp: u32, more: &[&str], change: impl FnOnce(&Site, &mut Vec<(Strin
     let mut launcher = manager.preload(&site, &model, 2);
     manager.has_all(2);
     launcher.has_loaded();
-    let before = generations(&site);
+    let before = site.generations();
     kill_both(&mut launcher);
     manager.change(|kept| change(&site, kept));
     let mut launcher = manager.start(&site, &site.on_model("preload", &model, tp, more));
@@ -300,7 +292,7 @@ fn is_dropped(tp: u32, more: &[&str], change: impl FnOnce(&Site, &mut Vec<(Strin
     assert_eq!(lines.len(), 1, "{log}");
     assert!(lines[0].contains(why), "{log}");
     manager.has_all(tp as usize);
-    assert_ne!(generations(&site), before);
+    assert_ne!(site.generations(), before);
     if more.is_empty() {
         site.attach_verified(&model, tp);
     }
@@ -413,14 +405,14 @@ fn a_server_that_lives_is_adopted_and_what_is_kept_beside_it_is_not_served_twice
     let mut launcher = manager.preload(&site, &model, 2);
     manager.has_all(2);
     launcher.has_loaded();
-    let before = generations(&site);
+    let before = site.generations();
     let server = launcher.child("server");
     launcher.kill();
     let mut launcher = manager.preload(&site, &model, 2);
     assert_loaded_nothing(&launcher);
     assert!(launcher.children("server").is_empty());
     assert!(site.status().iter().all(|daemon| daemon["pid"] == server));
-    assert_eq!(generations(&site), before);
+    assert_eq!(site.generations(), before);
     manager.has_all(2);
     // From then on as ever.
     launcher.kill();
@@ -428,7 +420,7 @@ fn a_server_that_lives_is_adopted_and_what_is_kept_beside_it_is_not_served_twice
     wait_until("the server is gone", || !is_alive(&server));
     let launcher = manager.preload(&site, &model, 2);
     assert_loaded_nothing(&launcher);
-    assert_eq!(generations(&site), before);
+    assert_eq!(site.generations(), before);
     site.attach_verified(&model, 2);
 }
 
@@ -439,17 +431,14 @@ fn a_server_that_was_never_led_does_not_cost_what_the_manager_keeps() {
     let mut launcher = manager.preload(&site, &model, 1);
     manager.has_all(1);
     launcher.has_loaded();
-    let before = generations(&site);
-    let server = launcher.child("server");
+    let before = site.generations();
     let socket = PathBuf::from(site.status()[0]["socket"].as_str().unwrap());
     let control = site.dir().join(read_owner(&socket).unwrap().control);
-    launcher.kill();
-    signal(server, Signal::KILL);
-    wait_until("the server is gone", || !is_alive(&server));
+    kill_both(&mut launcher);
     let mut never_led = never_led(&control);
     let launcher = manager.preload(&site, &model, 1);
     assert_loaded_nothing(&launcher);
-    assert_eq!(generations(&site), before);
+    assert_eq!(site.generations(), before);
     never_led.wait().unwrap();
     site.attach_verified(&model, 1);
 }

@@ -20,12 +20,7 @@ fn generation(number: u64) -> Generation {
 
 /// Two daemons with content, whose launcher is killed.
 fn orphaned() -> World {
-    let mut world = World::new();
-    world.controlled = true;
-    world.start_vault(false);
-    world.start_server();
-    world.load();
-    world.run();
+    let mut world = World::controlled();
     kill_launcher(&mut world);
     world
 }
@@ -77,12 +72,7 @@ fn wanted() -> Vec<DaemonInfo> {
 
 #[test]
 fn an_adopted_server_keeps_generations_and_leases_and_is_served_by_the_new_vault() {
-    let mut world = World::new();
-    world.controlled = true;
-    world.start_vault(false);
-    world.start_server();
-    world.load();
-    world.run();
+    let mut world = World::controlled();
     let engine = maps(&mut world, 0, generation(1));
     kill_launcher(&mut world);
     adopt(&mut world);
@@ -289,16 +279,7 @@ fn a_release_that_comes_during_an_adoption_is_told_to_the_new_vault() {
 #[test]
 fn what_was_released_stays_so_and_what_is_lost_or_never_came_is_told() {
     let mut world = orphaned();
-    let raw = world.raw(0);
-    world.say(
-        raw,
-        Release {
-            daemon: 0,
-            generation: None,
-        },
-        vec![],
-    );
-    world.run();
+    let raw = world.release(0);
     assert!(matches!(world.heard(raw)[..], [Message::Released(_)]));
     adopt(&mut world);
     assert_eq!(
@@ -491,12 +472,7 @@ fn what_is_wanted_is_compared_with_what_is_there_field_by_field() {
 
 #[test]
 fn names_stay_for_another_launcher_where_the_last_one_said_so() {
-    let mut world = World::new();
-    world.controlled = true;
-    world.start_vault(false);
-    world.start_server();
-    world.load();
-    world.run();
+    let mut world = World::controlled();
     let names = |world: &World| world.server.as_ref().unwrap().machine.sockets().count();
     assert_eq!(names(&world), 2);
     let vault = world.vault.as_mut().unwrap();
@@ -521,12 +497,7 @@ proptest! {
     fn launchers_that_die_at_any_step_of_an_adoption_leave_the_server_to_the_next(
         seed in any::<u64>(), capacity in 30..2000_usize, steps in proptest::collection::vec(0..60_usize, 1..6),
     ) {
-        let mut world = World::new();
-        world.controlled = true;
-        world.start_vault(false);
-        world.start_server();
-        world.load();
-        world.run();
+        let mut world = World::controlled();
         let engine = maps(&mut world, 1, generation(2));
         kill_launcher(&mut world);
         world.dice = Some(Dice(seed));

@@ -27,12 +27,7 @@ fn files(ends: &Ends<crate::ledger::Fd>) -> [File; 2] {
 
 #[test]
 fn the_next_server_gets_other_ends_and_the_same_content_and_the_old_ones_are_let_go() {
-    let mut world = World::new();
-    world.controlled = true;
-    world.start_vault(false);
-    world.start_server();
-    world.load();
-    world.run();
+    let mut world = World::controlled();
     let server = world.server.as_ref().unwrap();
     let before = [files(&server.listening[&0]), files(&server.listening[&1])];
     let old_control = files(server.machine.control_ends().unwrap());

@@ -8,7 +8,7 @@ use weightd_core::peer::{FileKind, OVERFLOW_UID, Peer};
 use weightd_core::time::Span;
 use weightd_core::wire::message::{
     ContentInfo, ErrorCode, Expects, Failure, GetMemory, GetState, GetStatus, Message, Publish, RegionInfo,
-    Release, State,
+    State,
 };
 
 fn failure(heard: &[Message]) -> &Failure {
@@ -559,16 +559,7 @@ fn a_client_that_vanishes_at_any_byte_leaves_nothing_behind() {
         world.raws.get_mut(&raw).unwrap().heard.clear();
         world.run();
         assert_eq!(world.ledger.open_in_all(), open, "cut at byte {cut}");
-        let raw = world.raw(0);
-        world.say(
-            raw,
-            Release {
-                daemon: 0,
-                generation: None,
-            },
-            vec![],
-        );
-        world.run();
+        let raw = world.release(0);
         assert!(matches!(world.heard(raw)[..], [Message::Released(_)]));
         world.finish();
     }

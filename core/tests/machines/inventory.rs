@@ -8,9 +8,7 @@ use weightd_core::machine::{
     AttachOptions, InheritError, Inheritance, Outcome, Vault, VaultEvent, inventory_names,
 };
 use weightd_core::peer::{Facts, FileKind};
-use weightd_core::wire::message::{
-    Adopted, Control, Define, Expects, Holds, Message, Publish, Release, Released,
-};
+use weightd_core::wire::message::{Adopted, Control, Define, Expects, Holds, Message, Publish, Released};
 use weightd_core::wire::{HEADER_BYTES, Header};
 
 fn generation(number: u64) -> Generation {
@@ -102,16 +100,7 @@ fn what_a_server_says_that_is_no_inheritance_is_refused() {
 #[test]
 fn a_vault_goes_on_with_copies_of_what_another_held() {
     let mut world = World::ready();
-    let raw = world.raw(0);
-    world.say(
-        raw,
-        Release {
-            daemon: 0,
-            generation: None,
-        },
-        vec![],
-    );
-    world.run();
+    world.release(0);
     let vault = &world.vault.as_ref().unwrap().machine;
     let inventory = vault.inventory();
     let names: Vec<String> = inventory
@@ -173,16 +162,7 @@ fn a_release_is_answered_when_no_copy_is_kept_elsewhere() {
     let vault = world.vault.as_mut().unwrap();
     let before = vault.machine.revision();
     vault.input(|vault| vault.kept_elsewhere(before));
-    let raw = world.raw(0);
-    world.say(
-        raw,
-        Release {
-            daemon: 0,
-            generation: None,
-        },
-        vec![],
-    );
-    world.run();
+    let raw = world.release(0);
     assert!(world.heard(raw).is_empty(), "a copy is still kept");
     let vault = world.vault.as_mut().unwrap();
     let after = vault.machine.revision();
@@ -204,15 +184,7 @@ fn a_release_is_answered_when_no_copy_is_kept_elsewhere() {
     let vault = world.vault.as_mut().unwrap();
     let revision = vault.machine.revision();
     vault.input(|vault| vault.kept_elsewhere(revision + 100));
-    world.say(
-        raw,
-        Release {
-            daemon: 0,
-            generation: None,
-        },
-        vec![],
-    );
-    world.run();
+    world.say_release(raw, 0);
     assert!(matches!(world.heard(raw)[..], [Message::Released(_)]));
     world.finish();
 }

@@ -204,16 +204,7 @@ fn a_state_that_was_queued_before_a_release_is_whole() {
         },
         vec![],
     );
-    let raw = world.raw(0);
-    world.say(
-        raw,
-        Release {
-            daemon: 0,
-            generation: None,
-        },
-        vec![],
-    );
-    world.run();
+    let raw = world.release(0);
     let frames = std::mem::take(&mut world.raws.get_mut(&reader).unwrap().heard);
     assert_eq!(frames[0].descriptors.len(), 2);
     assert!(released(&world.heard(raw)));

@@ -6,8 +6,8 @@ use weightd_core::machine::{AttachOptions, Origin, Outcome, ServerEvent, VaultEv
 use weightd_core::peer::{Facts, FileKind, Peer};
 use weightd_core::time::Span;
 use weightd_core::wire::message::{
-    Define, ErrorCode, Expects, Failure, GetState, GetStatus, Holds, Lead, Leading, Message, Publish,
-    Release, Report, Reported, Stop,
+    Define, ErrorCode, Expects, Failure, GetState, GetStatus, Holds, Lead, Leading, Message, Publish, Report,
+    Reported, Stop,
 };
 
 fn generation(number: u64) -> Generation {
@@ -152,27 +152,9 @@ fn an_orphan_that_holds_nothing_stops_after_its_last_answer() {
     let mut world = World::ready();
     world.kill_vault();
     world.run();
-    let raw = world.raw(0);
-    world.say(
-        raw,
-        Release {
-            daemon: 0,
-            generation: None,
-        },
-        vec![],
-    );
-    world.run();
+    world.release(0);
     assert_eq!(stops(&world), [true; 0], "daemon 1 still has content");
-    let other = world.raw(1);
-    world.say(
-        other,
-        Release {
-            daemon: 1,
-            generation: None,
-        },
-        vec![],
-    );
-    world.run();
+    let other = world.release(1);
     assert!(matches!(world.heard(other)[..], [Message::Released(_)]));
     assert_eq!(stops(&world), [true]);
     world.finish();

@@ -419,7 +419,7 @@ impl<F> Server<F> {
         }
     }
 
-    /// Tells the driver what this connection waits for now, and sets its deadline.
+    /// Tells the driver what this connection is waiting for, and sets its deadline.
     fn refresh(&mut self, now: Now, id: ConnId) {
         let Some(conn) = self.conns.get_mut(&id) else {
             return;

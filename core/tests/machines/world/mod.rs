@@ -14,7 +14,7 @@ use weightd_core::machine::{
 use weightd_core::peer::{Facts, FileKind, Peer};
 use weightd_core::time::{Now, Span};
 use weightd_core::wire::message::{
-    ContentInfo, DaemonId, DaemonInfo, Expects, Message, Publish as Publication, RegionInfo,
+    ContentInfo, DaemonId, DaemonInfo, Expects, Message, Publish as Publication, RegionInfo, Release,
 };
 use weightd_core::wire::{Decoder, Frame, Header};
 
@@ -198,6 +198,30 @@ impl World {
         world.load();
         world.run();
         world
+    }
+
+    /// The same, with a control socket, by which another launcher can adopt the server.
+    pub fn controlled() -> World {
+        let mut world = World::new();
+        world.controlled = true;
+        world.start_vault(false);
+        world.start_server();
+        world.load();
+        world.run();
+        world
+    }
+
+    /// Asks for a release of whatever is held, and says by which connection.
+    pub fn release(&mut self, daemon: DaemonId) -> usize {
+        let raw = self.raw(daemon);
+        self.say_release(raw, daemon);
+        raw
+    }
+
+    pub fn say_release(&mut self, raw: usize, daemon: DaemonId) {
+        let generation = None;
+        self.say(raw, Release { daemon, generation }, vec![]);
+        self.run();
     }
 
     pub fn start_vault(&mut self, no_release: bool) {
