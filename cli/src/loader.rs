@@ -16,7 +16,7 @@ use tracing::debug;
 use weightd_blocking::channel::Channel;
 use weightd_checkpoint::{Checkpoint, LoadOptions, Loaded, LoadedRank, NodePlan, Progress, load};
 use weightd_core::content::Key;
-use weightd_core::machine::PublishEvent;
+use weightd_core::machine::HandoverEvent;
 use weightd_core::wire::message::{self, ContentInfo, DaemonId, Digest, Expects, Publish, RegionInfo};
 use weightd_gpu::{Device, LaneMemory, MemoryError, Opened, check_free};
 
@@ -282,18 +282,18 @@ fn publish(channel: &mut Channel, daemon: DaemonId, key: Key, rank: LoadedRank) 
     check(channel.settle().map_err(CliError::failure)?)
 }
 
-fn check(events: Vec<PublishEvent>) -> Result<(), CliError> {
+fn check(events: Vec<HandoverEvent>) -> Result<(), CliError> {
     for event in events {
         match event {
-            PublishEvent::Published { daemon, generation } => {
+            HandoverEvent::Published { daemon, generation } => {
                 debug!("daemon {daemon}: published generation {generation}");
             }
-            PublishEvent::Refused { daemon, why } => {
+            HandoverEvent::Refused { daemon, why } => {
                 return Err(CliError::Failure(format!(
                     "daemon {daemon}: the launcher refused the weights: {why}"
                 )));
             }
-            PublishEvent::Gone { why } => {
+            HandoverEvent::Gone { why } => {
                 return Err(CliError::Failure(format!("the launcher is gone: {why}")));
             }
         }

@@ -7,7 +7,9 @@ use weightd_core::content::{CheckpointId, DeviceUuid, Generation, HandleKind, Ke
 use weightd_core::wire::Header;
 use weightd_core::wire::fuzz::frame_decoder;
 use weightd_core::wire::message::{Activity, CodeCount, FieldCount, Lease, Leased, Loaded};
-use weightd_core::wire::message::{ContentInfo, DaemonInfo, Define, Expects, GetState, Publish, RegionInfo};
+use weightd_core::wire::message::{
+    ContentInfo, DaemonInfo, Define, Expects, GetState, Publish, RegionInfo, Replace,
+};
 use weightd_core::wire::message::{
     Failure, GetMemory, GetStatus, Holds, Lead, Message, Mismatch, Report, State,
 };
@@ -138,6 +140,7 @@ fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         global_rank: 1,
         device_uuid,
         no_release: true,
+        publish: Some(Replace::Keep),
         key,
     };
     let define = frame(

@@ -89,6 +89,7 @@ fn messages() -> Vec<(Message, usize)> {
         global_rank: 1,
         device_uuid,
         no_release: false,
+        publish: None,
         key: key(),
     };
     let empty = ErrorCode::Empty.number();

@@ -4,14 +4,14 @@ use crate::clock::Clock;
 use crate::line::Line;
 use std::io;
 use std::os::fd::OwnedFd;
-use weightd_core::machine::{Publish, PublishEvent};
+use weightd_core::machine::{Handover, HandoverEvent};
 
 /// The channel. It ends when the launcher does, and the loader with it.
 #[derive(Debug)]
 pub struct Channel {
     clock: Clock,
     line: Line,
-    machine: Publish<OwnedFd>,
+    machine: Handover<OwnedFd>,
 }
 
 impl Channel {
@@ -22,24 +22,24 @@ impl Channel {
         Ok(Channel {
             clock: Clock::start(),
             line,
-            machine: Publish::default(),
+            machine: Handover::default(),
         })
     }
 
     /// The machine, to say something; the next [`turn`](Channel::turn) sends it.
-    pub fn machine_mut(&mut self) -> &mut Publish<OwnedFd> {
+    pub fn machine_mut(&mut self) -> &mut Handover<OwnedFd> {
         &mut self.machine
     }
 
     /// Sends and receives what can be, without waiting; returns what has become known.
-    pub fn turn(&mut self) -> Vec<PublishEvent> {
+    pub fn turn(&mut self) -> Vec<HandoverEvent> {
         let now = self.clock.now();
         while !self.machine.is_gone() && self.line.turn(now, &mut self.machine) {}
         std::iter::from_fn(|| self.machine.poll()).collect()
     }
 
     /// Waits until everything is sent and answered; returns what has become known.
-    pub fn settle(&mut self) -> io::Result<Vec<PublishEvent>> {
+    pub fn settle(&mut self) -> io::Result<Vec<HandoverEvent>> {
         let mut events = self.turn();
         while let Some(due) = self.machine.due(self.clock.now()) {
             self.line.wait(&self.clock, due)?;

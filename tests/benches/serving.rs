@@ -78,6 +78,7 @@ impl Inline {
             global_rank: 0,
             device_uuid: device.uuid(),
             no_release: false,
+            publish: None,
             key: key(),
         };
         let dir = tempfile::tempdir().expect("a directory");

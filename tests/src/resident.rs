@@ -10,7 +10,7 @@ use weightd_blocking::driver::Driver;
 use weightd_blocking::serve::{ServerProcess, serve};
 use weightd_core::content::manifest::{ManifestBuilder, Region, TensorKind, TensorSpec};
 use weightd_core::content::{Dtype, Key, Manifest, Role};
-use weightd_core::machine::{Held, Limits, Origin, PublishEvent, Vault};
+use weightd_core::machine::{HandoverEvent, Held, Limits, Origin, Vault};
 use weightd_core::peer::Peer;
 use weightd_core::wire::message::{ContentInfo, DaemonInfo, Expects, Publish, RegionInfo};
 use weightd_gpu::Device;
@@ -46,6 +46,7 @@ impl Resident {
             global_rank: 0,
             device_uuid: device.uuid(),
             no_release: false,
+            publish: None,
             key: key.clone(),
         };
         let held = Held {
@@ -119,7 +120,7 @@ fn publish(channel: &mut Channel, device: &Device, key: &Key, tensors: &[(String
     channel.machine_mut().publish(publication, descriptors);
     let events = channel.settle().expect("an answer");
     assert!(
-        matches!(events[..], [PublishEvent::Published { .. }]),
+        matches!(events[..], [HandoverEvent::Published { .. }]),
         "{events:?}"
     );
 }

@@ -17,7 +17,7 @@ use weightd_blocking::serve::{ServerProcess, serve};
 use weightd_core::content::manifest::{ManifestBuilder, Region, TensorKind, TensorSpec};
 use weightd_core::content::{DeviceUuid, Dtype, HandleKind, Manifest, Role};
 use weightd_core::machine::{
-    AskError, AttachOptions, Held, Limits, Origin, Outcome, PublishEvent, Vault, VaultEvent,
+    AskError, AttachOptions, HandoverEvent, Held, Limits, Origin, Outcome, Vault, VaultEvent,
 };
 use weightd_core::peer::Peer;
 use weightd_core::time::Span;
@@ -197,6 +197,7 @@ fn held(daemon: u32, (lock, pending): &(Lock, Pending)) -> Held<OwnedFd> {
             global_rank: daemon,
             device_uuid: Device::host(daemon).uuid(),
             no_release: false,
+            publish: None,
             key: key(),
         },
         lock: lock.as_fd().try_clone_to_owned().unwrap(),
@@ -335,7 +336,7 @@ fn publisher_body() {
     channel.machine_mut().publish(publish, descriptors);
     let events = channel.settle().unwrap();
     assert!(
-        matches!(events[..], [PublishEvent::Published { daemon: 0, .. }]),
+        matches!(events[..], [HandoverEvent::Published { daemon: 0, .. }]),
         "{events:?}"
     );
 }

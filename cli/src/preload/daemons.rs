@@ -91,6 +91,7 @@ pub fn wanted(
             global_rank: rank.placement.global_rank,
             device_uuid: rank.device.uuid(),
             no_release: args.no_release,
+            publish: None,
             key,
         })
     };

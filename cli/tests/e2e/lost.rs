@@ -16,7 +16,7 @@ use weightd_blocking::request::request;
 use weightd_checkpoint::{Checkpoint, KeyOptions, Rank, ShardingOptions};
 use weightd_core::content::manifest::{ManifestBuilder, Region};
 use weightd_core::content::{DeviceUuid, Generation, HandleKind, Key};
-use weightd_core::machine::PublishEvent;
+use weightd_core::machine::HandoverEvent;
 use weightd_core::plan::placement::Parallel;
 use weightd_core::time::Span;
 use weightd_core::wire::frame::{HEADER_BYTES, Header};
@@ -197,7 +197,7 @@ fn published_by_us(
         }
         let events = channel.settle().unwrap();
         assert!(
-            matches!(events[..], [PublishEvent::Published { .. }]),
+            matches!(events[..], [HandoverEvent::Published { .. }]),
             "{events:?}"
         );
     }

@@ -1,7 +1,7 @@
 //! The state machines: who says what, and when.
 //!
 //! [`Server`] and [`Vault`] have many connections and are driven through [`Machine`]; [`Attach`],
-//! [`Publish`] and [`Ask`] have one, and speak on it through [`Exchange`].
+//! [`Handover`] and [`Ask`] have one, and speak on it through [`Exchange`].
 //!
 //! # The contract of a [`Machine`]
 //!
@@ -17,8 +17,8 @@ mod ask;
 mod attach;
 mod descriptors;
 mod ends;
+mod handover;
 mod link;
-mod publish;
 mod reap;
 mod renewal;
 mod server;
@@ -28,8 +28,8 @@ pub use ask::{Ask, AskError};
 pub use attach::{Attach, AttachError, AttachOptions, ConnectFailure, Fault, Fetched, Mode, Outcome, Step};
 pub use descriptors::{DescriptorError, check as check_descriptors};
 pub use ends::Ends;
+pub use handover::{Handover, HandoverEvent};
 pub use link::Outgoing;
-pub use publish::{Publish, PublishEvent};
 pub use reap::DiscardId;
 pub use renewal::{RENEWS_WITHIN, Renewal, RenewalStep};
 pub use server::{Limits, Server, ServerEvent};

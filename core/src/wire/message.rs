@@ -344,7 +344,17 @@ pub enum Holds {
     Lost(Generation),
 }
 
-/// What a daemon is: the same for its whole life.
+/// What a publisher does where the device cannot hold old and new content at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Readable, Writable)]
+#[speedy(tag_type = u8)]
+pub enum Replace {
+    /// It keeps the old content, and fails.
+    Keep,
+    /// It has the old content released first, and then makes the new.
+    DropFirst,
+}
+
+/// What a daemon is: the same for its whole life, but for the key where clients may publish.
 #[derive(Clone, Debug, PartialEq, Eq, Readable, Writable)]
 pub struct DaemonInfo {
     /// The path of its socket.
@@ -356,6 +366,9 @@ pub struct DaemonInfo {
     pub device_uuid: DeviceUuid,
     /// Whether [`Release`] is refused.
     pub no_release: bool,
+    /// Whether clients may [`Publish`], and what that does to the content before. Where they may not, the
+    /// content comes from the launcher alone.
+    pub publish: Option<Replace>,
     /// The key of the content that it serves. Role and ranks stand in it.
     pub key: Key,
 }

@@ -7,7 +7,7 @@ use crate::world::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use weightd_core::content::Generation;
-use weightd_core::machine::{AttachOptions, Mode, Outcome, PublishEvent};
+use weightd_core::machine::{AttachOptions, HandoverEvent, Mode, Outcome};
 use weightd_core::time::Span;
 use weightd_core::wire::message::{Expects, GetMemory, GetState, Release};
 
@@ -81,7 +81,7 @@ impl Model {
     fn learn(&mut self, world: &mut World) {
         for event in std::mem::take(&mut world.published) {
             let (_, file, bytes) = self.pending.remove(0);
-            if let PublishEvent::Published { daemon, generation } = event {
+            if let HandoverEvent::Published { daemon, generation } = event {
                 assert!(
                     self.files.insert(generation, file).is_none(),
                     "a generation is never reused"

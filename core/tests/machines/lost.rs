@@ -4,7 +4,7 @@ use crate::ledger::{Fd, Ledger};
 use crate::world::*;
 use weightd_core::content::{Generation, HandleKind};
 use weightd_core::machine::{
-    Attach, AttachError, AttachOptions, Exchange, Fault, Mode, Origin, Outcome, PublishEvent, ServerEvent,
+    Attach, AttachError, AttachOptions, Exchange, Fault, HandoverEvent, Mode, Origin, Outcome, ServerEvent,
     Step, VaultEvent,
 };
 use weightd_core::peer::Peer;
@@ -171,7 +171,7 @@ fn what_was_lost_stays_lost_in_the_next_server_until_it_is_published_anew() {
     world.run();
     assert!(matches!(
         world.published.last(),
-        Some(PublishEvent::Refused { .. })
+        Some(HandoverEvent::Refused { .. })
     ));
     world.publish(0, 1000, Expects::Empty);
     world.run();

@@ -3,7 +3,7 @@
 use crate::world::*;
 use weightd_core::content::{Generation, Role};
 use weightd_core::machine::{
-    AttachError, AttachOptions, Machine, Mode, Outcome, PublishEvent, ServerEvent, VaultEvent,
+    AttachError, AttachOptions, HandoverEvent, Machine, Mode, Outcome, ServerEvent, VaultEvent,
 };
 use weightd_core::time::Span;
 use weightd_core::wire::message::{
@@ -48,7 +48,7 @@ fn the_vault_is_armed_once_when_everything_is_loaded() {
     assert_eq!(armed(&world).iter().filter(|complete| **complete).count(), 1);
     assert_eq!(armed(&world).last(), Some(&true));
     assert!(world.vault.as_ref().unwrap().machine.is_loaded());
-    let published = |daemon, number| PublishEvent::Published {
+    let published = |daemon, number| HandoverEvent::Published {
         daemon,
         generation: generation(number),
     };
@@ -430,11 +430,11 @@ fn a_publish_that_expects_something_else_changes_nothing() {
     world.publish(0, 6, Expects::Generation(generation(2)));
     world.publish(9, 7, Expects::Empty);
     world.run();
-    let refusals: Vec<&PublishEvent> = world.published[2..].iter().collect();
+    let refusals: Vec<&HandoverEvent> = world.published[2..].iter().collect();
     assert!(
         refusals
             .iter()
-            .all(|event| matches!(event, PublishEvent::Refused { .. }))
+            .all(|event| matches!(event, HandoverEvent::Refused { .. }))
             && refusals.len() == 3,
         "{refusals:?}"
     );

@@ -51,6 +51,7 @@ fn holding() -> Driver<Vault<OwnedFd>> {
         global_rank: 0,
         device_uuid: DeviceUuid([7; 16]),
         no_release: false,
+        publish: None,
         key: key(),
     };
     let lock = listener.as_fd().try_clone_to_owned().unwrap();

@@ -8,8 +8,8 @@ use crate::wire::{Dice, Pipe};
 use std::collections::{BTreeMap, VecDeque};
 use weightd_core::content::{CheckpointId, DeviceUuid, HandleKind, Key, Role};
 use weightd_core::machine::{
-    Adopt, AskError, Attach, AttachError, AttachOptions, ConnId, ConnectFailure, Ends, Fault, Fetched, Held,
-    Inheritance, Limits, Machine, Origin, Outcome, Publish, PublishEvent, Server, Vault,
+    Adopt, AskError, Attach, AttachError, AttachOptions, ConnId, ConnectFailure, Ends, Fault, Fetched,
+    Handover, HandoverEvent, Held, Inheritance, Limits, Machine, Origin, Outcome, Server, Vault,
 };
 use weightd_core::peer::{Facts, FileKind, Peer};
 use weightd_core::time::{Now, Span};
@@ -88,8 +88,8 @@ pub struct World {
     pub limits: Limits,
     pub vault: Option<Host<Vault<Fd>>>,
     pub server: Option<Host<Server<Fd>>>,
-    pub loader: Option<Publish<Fd>>,
-    pub published: Vec<PublishEvent>,
+    pub loader: Option<Handover<Fd>>,
+    pub published: Vec<HandoverEvent>,
     pub engines: Vec<Engine>,
     pub raws: BTreeMap<usize, Raw>,
     /// Launchers that ask for a server, by their connections.
@@ -161,6 +161,7 @@ pub fn info(daemon: DaemonId, no_release: bool) -> DaemonInfo {
         global_rank: daemon,
         device_uuid: device(daemon as u8),
         no_release,
+        publish: None,
         key: key(daemon),
     }
 }
@@ -332,7 +333,7 @@ impl World {
 
     pub fn start_loader(&mut self) {
         let (now, peer) = (self.now, Peer { pid: 30, uid: UID });
-        self.loader = Some(Publish::default());
+        self.loader = Some(Handover::default());
         let vault = self.vault.as_mut().expect("a vault");
         let conn = vault.input(|vault| vault.accept(now, Origin::Loader, peer));
         self.wire(Side::Loader, peer, Side::Vault(conn));

@@ -6,13 +6,13 @@ use crate::content::Generation;
 use crate::peer::Facts;
 use crate::time::{Now, Span};
 use crate::wire::Frame;
-use crate::wire::message::{DaemonId, Digest, LoadFailed, Loaded, Message, Progress, Publish as Publication};
+use crate::wire::message::{DaemonId, Digest, LoadFailed, Loaded, Message, Progress, Publish};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// What became of a publication.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PublishEvent {
+pub enum HandoverEvent {
     /// The vault holds it.
     Published {
         /// The daemon.
@@ -41,18 +41,18 @@ const MAX_TEXT: usize = 4096;
 
 /// See the module. One connection, which the driver has made already.
 #[derive(Debug)]
-pub struct Publish<F> {
+pub struct Handover<F> {
     link: Link<F>,
     waiting: BTreeMap<u32, DaemonId>,
-    events: VecDeque<PublishEvent>,
+    events: VecDeque<HandoverEvent>,
     gone: bool,
     /// Since when something is waited for and nothing moves.
     quiet_since: Option<Now>,
 }
 
-impl<F> Default for Publish<F> {
+impl<F> Default for Handover<F> {
     fn default() -> Self {
-        Publish {
+        Handover {
             link: Link::default(),
             waiting: BTreeMap::new(),
             events: VecDeque::new(),
@@ -62,15 +62,15 @@ impl<F> Default for Publish<F> {
     }
 }
 
-impl<F> Publish<F> {
+impl<F> Handover<F> {
     /// Hands over content: the descriptors of its manifest and then of its regions.
-    pub fn publish(&mut self, publication: Publication, descriptors: Vec<F>) {
+    pub fn publish(&mut self, publication: Publish, descriptors: Vec<F>) {
         let daemon = publication.daemon;
         match self.link.ask(publication, Some(Arc::new(descriptors))) {
             Ok(request) => drop(self.waiting.insert(request, daemon)),
             Err(error) => {
                 let why = error.to_string();
-                self.events.push_back(PublishEvent::Refused { daemon, why });
+                self.events.push_back(HandoverEvent::Refused { daemon, why });
             }
         }
     }
@@ -132,7 +132,7 @@ impl<F> Publish<F> {
     }
 
     /// What has become known since the last call.
-    pub fn poll(&mut self) -> Option<PublishEvent> {
+    pub fn poll(&mut self) -> Option<HandoverEvent> {
         self.events.pop_front()
     }
 
@@ -145,19 +145,19 @@ impl<F> Publish<F> {
             });
         };
         self.events.push_back(match message {
-            Ok(Message::Published(published)) => PublishEvent::Published {
+            Ok(Message::Published(published)) => HandoverEvent::Published {
                 daemon,
                 generation: published.generation,
             },
-            Ok(Message::Failure(failure)) => PublishEvent::Refused {
+            Ok(Message::Failure(failure)) => HandoverEvent::Refused {
                 daemon,
                 why: failure.message,
             },
             Ok(other) => {
                 let why = format!("the launcher answered with a {} message", other.name());
-                PublishEvent::Refused { daemon, why }
+                HandoverEvent::Refused { daemon, why }
             }
-            Err(error) => PublishEvent::Refused {
+            Err(error) => HandoverEvent::Refused {
                 daemon,
                 why: error.to_string(),
             },
@@ -168,7 +168,7 @@ impl<F> Publish<F> {
         if !self.gone {
             self.gone = true;
             self.link.close();
-            self.events.push_back(PublishEvent::Gone { why });
+            self.events.push_back(HandoverEvent::Gone { why });
         }
     }
 }
@@ -177,7 +177,7 @@ fn cut(text: &str) -> String {
     text.chars().take(MAX_TEXT).collect()
 }
 
-impl<F> Exchange<F> for Publish<F> {
+impl<F> Exchange<F> for Handover<F> {
     fn outgoing(&self) -> Option<Outgoing<'_, F>> {
         if self.gone { None } else { self.link.outgoing() }
     }
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_vault_that_reads_nothing_for_30_s_is_gone() {
-        let mut publish: Publish<u32> = Publish::default();
+        let mut publish: Handover<u32> = Handover::default();
         assert_eq!(publish.due(Now(0)), None, "nothing is waited for");
         publish.digest(digest());
         let start = Now(5_000_000);
@@ -241,13 +241,13 @@ mod tests {
         publish.wrote(later, 1);
         assert_eq!(publish.due(later), Some(later + ANSWERS_WITHIN));
         assert_eq!(publish.due(later + ANSWERS_WITHIN), None);
-        assert!(matches!(publish.poll(), Some(PublishEvent::Gone { .. })));
+        assert!(matches!(publish.poll(), Some(HandoverEvent::Gone { .. })));
         assert!(publish.is_gone() && publish.is_settled());
     }
 
     #[test]
     fn a_wait_that_ended_well_does_not_count_for_the_next() {
-        let mut publish: Publish<u32> = Publish::default();
+        let mut publish: Handover<u32> = Handover::default();
         publish.digest(digest());
         publish.due(Now(0));
         let bytes = publish.outgoing().map_or(0, |outgoing| outgoing.bytes.len());
