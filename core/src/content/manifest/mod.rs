@@ -107,12 +107,19 @@ impl Manifest {
         let found = self
             .index
             .binary_search_by(|&entity| self.name(self.entity_name(entity)).cmp(name));
-        let entity = self.index[found.ok()?] as usize;
-        let tensor = match entity.checked_sub(self.tensors.len()) {
-            None => entity,
-            Some(alias) => self.aliases[alias].of as usize,
-        };
-        Some(self.view(&self.tensors[tensor]))
+        Some(self.entity_view(self.index[found.ok()?]))
+    }
+
+    /// Every name that starts with `prefix`, a tensor's or an alias's, in ascending order, with its
+    /// tensor. It looks at these names alone, however many others there are.
+    pub fn names_with_prefix<'a>(&'a self, prefix: &str) -> impl Iterator<Item = (&'a str, Tensor<'a>)> {
+        let name = |entity: &u32| self.name(self.entity_name(*entity));
+        let start = self.index.partition_point(|entity| name(entity) < prefix);
+        // Names with one prefix are neighbours in the order of their bytes.
+        let count = self.index[start..].partition_point(|entity| name(entity).starts_with(prefix));
+        self.index[start..][..count]
+            .iter()
+            .map(move |entity| (name(entity), self.entity_view(*entity)))
     }
 
     /// The boolean attributes of the model, in ascending order of their names.
@@ -134,6 +141,15 @@ impl Manifest {
             region: usize::from(record.region),
             offset: record.offset,
         }
+    }
+
+    fn entity_view(&self, entity: u32) -> Tensor<'_> {
+        let entity = entity as usize;
+        let tensor = match entity.checked_sub(self.tensors.len()) {
+            None => entity,
+            Some(alias) => self.aliases[alias].of as usize,
+        };
+        self.view(&self.tensors[tensor])
     }
 
     fn entity_name(&self, entity: u32) -> Name {

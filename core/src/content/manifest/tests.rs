@@ -102,6 +102,29 @@ fn parameters_come_before_buffers_and_aliases_still_point_right() {
 }
 
 #[test]
+fn names_are_found_by_what_they_start_with() {
+    let mut builder = builder();
+    for (number, name) in ["l.10.w", "l.1.w", "k", "l.1", "l.1.a", "m"].iter().enumerate() {
+        builder.tensor(name, spec(Dtype::U8, &[1], None, number as u64));
+    }
+    builder.alias("l.1.tied", "m");
+    let manifest = builder.finish().unwrap();
+    let from = |prefix| {
+        let names = manifest.names_with_prefix(prefix);
+        names
+            .map(|(name, tensor)| (name, tensor.name))
+            .collect::<Vec<_>>()
+    };
+    let expected = [("l.1.a", "l.1.a"), ("l.1.tied", "m"), ("l.1.w", "l.1.w")];
+    assert_eq!(from("l.1."), expected);
+    assert_eq!(from("l.10."), [("l.10.w", "l.10.w")]);
+    assert_eq!(from("").len(), 7);
+    assert_eq!(from("l.2"), []);
+    assert_eq!(from("z"), []);
+    assert!(from("").is_sorted());
+}
+
+#[test]
 fn a_later_name_of_the_same_view_is_an_alias_of_the_first() {
     let mut builder = builder();
     let shared = spec(Dtype::F16, &[2, 3], None, 4);
