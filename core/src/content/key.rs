@@ -106,7 +106,24 @@ pub enum Comparison {
     Unknown,
 }
 
+/// The fields that say which shard of a model it is, and for which role.
+const PLACEMENT: [&str; 7] = [
+    "tp_size", "tp_rank", "pp_size", "pp_rank", "role", "dp_size", "dp_rank",
+];
+
 impl Key {
+    /// The names of all fields of the placement that differ: which shard of a model it is, and for which
+    /// role. A daemon that takes whatever is published for its place compares nothing else.
+    pub fn misplaced(&self, other: &Key) -> Vec<String> {
+        match self.compare(other) {
+            Comparison::Different(mut fields) => {
+                fields.retain(|field| PLACEMENT.contains(&field.as_str()));
+                fields
+            }
+            Comparison::Same | Comparison::Unknown => Vec::new(),
+        }
+    }
+
     /// Compares field by field. A checkpoint that is not known to be equal is named only when it
     /// is known to differ.
     pub fn compare(&self, other: &Key) -> Comparison {

@@ -1,6 +1,7 @@
 //! One question to a daemon or a server, and its answer.
 
 use super::link::Link;
+use super::reap::Bundle;
 use super::{Exchange, Outgoing};
 use crate::peer::{Facts, Peer};
 use crate::time::{Now, Span};
@@ -49,10 +50,22 @@ pub struct Ask<F> {
 impl<F> Ask<F> {
     /// Asks `question` of `peer`, as user `uid`, and waits `patience` for the answer.
     pub fn new(now: Now, question: impl Into<Message>, peer: Peer, uid: u32, patience: Span) -> Ask<F> {
+        Ask::with(now, question, None, peer, uid, patience)
+    }
+
+    /// The same of a question that owns descriptors.
+    pub(super) fn with(
+        now: Now,
+        question: impl Into<Message>,
+        descriptors: Option<Bundle<F>>,
+        peer: Peer,
+        uid: u32,
+        patience: Span,
+    ) -> Ask<F> {
         let mut link = Link::default();
         let refusal = if peer.is_trusted_by(uid) {
             let malformed = |error: MessageError| AskError::Malformed(error.to_string());
-            link.ask(question, None).map_err(malformed).err()
+            link.ask(question, descriptors).map_err(malformed).err()
         } else {
             Some(AskError::RefusedPeer {
                 theirs: peer.uid,

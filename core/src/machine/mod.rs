@@ -1,7 +1,8 @@
 //! The state machines: who says what, and when.
 //!
-//! [`Server`] and [`Vault`] have many connections and are driven through [`Machine`]; [`Attach`],
-//! [`Handover`] and [`Ask`] have one, and speak on it through [`Exchange`].
+//! [`Server`] and [`Vault`] have many connections and are driven through [`Machine`]. All others have
+//! one, and speak on it through [`Exchange`]: an engine's [`Attach`], [`Renewal`], [`Query`] and
+//! [`Publish`], a loader's [`Handover`], a launcher's [`Adopt`], and [`Ask`] for a single question.
 //!
 //! # The contract of a [`Machine`]
 //!
@@ -15,23 +16,32 @@
 
 mod ask;
 mod attach;
+mod client;
 mod descriptors;
 mod ends;
 mod handover;
 mod link;
+mod patience;
+mod publish;
+mod query;
 mod reap;
 mod renewal;
 mod server;
 mod vault;
 
 pub use ask::{Ask, AskError};
-pub use attach::{Attach, AttachError, AttachOptions, ConnectFailure, Fault, Fetched, Mode, Outcome, Step};
+pub use attach::{
+    Attach, AttachError, AttachOptions, AttachStep, ConnectFailure, Fault, Fetched, Mode, Outcome,
+};
+pub use client::{Client, Inquiry, Step};
 pub use descriptors::{DescriptorError, check as check_descriptors};
 pub use ends::Ends;
 pub use handover::{Handover, HandoverEvent};
 pub use link::Outgoing;
+pub use publish::{Filled, Publish, PublishError, PublishStep, Published};
+pub use query::Query;
 pub use reap::DiscardId;
-pub use renewal::{RENEWS_WITHIN, Renewal, RenewalStep};
+pub use renewal::{RENEWS_WITHIN, Renewal, Renewed};
 pub use server::{Limits, Server, ServerEvent};
 pub use vault::{
     Adopt, Follower, Held, InheritError, Inheritance, Inherited, Inventory, MAX_DESCRIPTION, Vault,

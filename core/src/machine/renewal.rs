@@ -3,10 +3,11 @@
 //! A server that dies is replaced within moments, and serves the generations that it served. Who has one
 //! of them mapped needs nothing but a new lease.
 
-use super::ask::{Ask, AskError};
-use super::{ConnectFailure, Exchange, Outgoing};
+use super::ask::Ask;
+use super::client::{Client, Inquiry, Step};
+use super::{AttachError, ConnectFailure};
 use crate::content::Generation;
-use crate::peer::{Facts, Peer};
+use crate::peer::Peer;
 use crate::time::{Now, Span};
 use crate::wire::message::{ErrorCode, Message, Watch};
 
@@ -17,21 +18,9 @@ const PAUSE: Span = Span::millis(100);
 /// How long one answer may take.
 const ANSWERS_WITHIN: Span = Span::secs(2);
 
-/// What the driver shall do next.
+/// How a renewal ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RenewalStep {
-    /// Drop the connection, if there is one, make a new one, and report [`Renewal::connected`].
-    Connect,
-    /// Wait until the connection is readable or has room, or until the moment.
-    Io {
-        /// When to call [`Renewal::step`] again, whatever happens.
-        until: Now,
-    },
-    /// Wait.
-    Sleep {
-        /// Until this moment.
-        until: Now,
-    },
+pub enum Renewed {
     /// The connection is the lease: keep it open for as long as the mapping.
     Leased,
     /// The daemon is lost. What is mapped stays mapped, and nobody counts it any more.
@@ -41,21 +30,13 @@ pub enum RenewalStep {
     },
 }
 
-#[derive(Debug)]
-enum State<F> {
-    Connecting,
-    Asking(Box<Ask<F>>),
-    Pausing(Now),
-    Over(RenewalStep),
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Renewal<F> {
     generation: Generation,
     uid: u32,
     until: Now,
-    state: State<F>,
+    inquiry: Inquiry<F>,
 }
 
 impl<F> Renewal<F> {
@@ -65,105 +46,53 @@ impl<F> Renewal<F> {
             generation,
             uid,
             until: now + RENEWS_WITHIN,
-            state: State::Connecting,
+            inquiry: Inquiry::default(),
         }
-    }
-
-    /// What to do next; to be called again after each input, and when its time has come.
-    pub fn step(&mut self, now: Now) -> RenewalStep {
-        let answer = match &mut self.state {
-            State::Asking(ask) => ask.answer(now),
-            _ => None,
-        };
-        match answer {
-            Some(Ok(Message::Watching(_))) => self.state = State::Over(RenewalStep::Leased),
-            Some(Ok(other)) => self.lose(format!("it answered with a {} message", other.name())),
-            Some(Err(error)) => self.failed(now, error),
-            None => {}
-        }
-        if let State::Pausing(until) = self.state
-            && now >= until
-        {
-            self.state = State::Connecting;
-        }
-        match &self.state {
-            State::Connecting => RenewalStep::Connect,
-            State::Asking(ask) => RenewalStep::Io { until: ask.until() },
-            State::Pausing(until) => RenewalStep::Sleep { until: *until },
-            State::Over(step) => step.clone(),
-        }
-    }
-
-    /// Reports how connecting ended: with the peer, or not.
-    pub fn connected(&mut self, now: Now, result: Result<Peer, ConnectFailure>) {
-        match result {
-            Ok(peer) => {
-                let watch = Watch {
-                    generation: Some(self.generation),
-                };
-                let ask = Ask::new(now, watch, peer, self.uid, ANSWERS_WITHIN);
-                self.state = State::Asking(Box::new(ask));
-            }
-            Err(ConnectFailure::Refused(why)) => self.lose(why),
-            Err(ConnectFailure::Absent(why) | ConnectFailure::Other(why)) => self.again(now, why),
-            Err(ConnectFailure::Busy) => self.again(now, "too many engines ask at once".to_owned()),
-        }
-    }
-
-    fn failed(&mut self, now: Now, error: AskError) {
-        let why = error.to_string();
-        match error {
-            // It is on its way, or has too much to do.
-            AskError::Broken(_) | AskError::Timeout(_) => self.again(now, why),
-            AskError::Failed {
-                code: ErrorCode::Busy,
-                ..
-            } => self.again(now, why),
-            AskError::Failed { .. } | AskError::RefusedPeer { .. } | AskError::Malformed(_) => self.lose(why),
-        }
-    }
-
-    fn again(&mut self, now: Now, why: String) {
-        match now + PAUSE < self.until {
-            true => self.state = State::Pausing(now + PAUSE),
-            false => self.lose(why),
-        }
-    }
-
-    fn lose(&mut self, why: String) {
-        self.state = State::Over(RenewalStep::Lost { why });
     }
 }
 
-impl<F> Exchange<F> for Renewal<F> {
-    fn outgoing(&self) -> Option<Outgoing<'_, F>> {
-        match &self.state {
-            State::Asking(ask) => ask.outgoing(),
-            _ => None,
+impl<F> Client<F> for Renewal<F> {
+    type Next = Renewed;
+    type Exchange = Inquiry<F>;
+
+    fn step(&mut self, now: Now) -> Step<Renewed> {
+        loop {
+            let why = match self.inquiry.step(now).next() {
+                Err(step) => return step,
+                Ok(Ok(Message::Watching(_))) => return Step::Next(Renewed::Leased),
+                Ok(Ok(other)) => format!("it answered with a {} message", other.name()),
+                Ok(Err(error)) => {
+                    let again = now + PAUSE;
+                    if is_passing(&error) && again < self.until {
+                        self.inquiry.connect_at(again);
+                        continue;
+                    }
+                    error.to_string()
+                }
+            };
+            return Step::Next(Renewed::Lost { why });
         }
     }
 
-    fn wrote(&mut self, now: Now, bytes: usize) {
-        if let State::Asking(ask) = &mut self.state {
-            ask.wrote(now, bytes);
-        }
+    fn connected(&mut self, now: Now, result: Result<Peer, ConnectFailure>) {
+        let watch = Watch {
+            generation: Some(self.generation),
+        };
+        let ask = |peer| Ask::new(now, watch, peer, self.uid, ANSWERS_WITHIN);
+        self.inquiry.connected(result.map(ask));
     }
 
-    fn receive(
-        &mut self,
-        now: Now,
-        bytes: &[u8],
-        descriptors: impl IntoIterator<Item = (Facts, F)>,
-        truncated: bool,
-    ) {
-        if let State::Asking(ask) = &mut self.state {
-            ask.receive(now, bytes, descriptors, truncated);
-        }
+    fn exchange(&mut self) -> &mut Inquiry<F> {
+        &mut self.inquiry
     }
+}
 
-    fn hangup(&mut self, now: Now, why: &str) {
-        if let State::Asking(ask) = &mut self.state {
-            ask.hangup(now, why);
-        }
+/// Whether the daemon is on its way, or has too much to do.
+fn is_passing(error: &AttachError) -> bool {
+    let busy = ErrorCode::Busy.number();
+    match error {
+        AttachError::Unavailable { .. } | AttachError::Broken { .. } | AttachError::Timeout { .. } => true,
+        AttachError::Daemon { code, .. } => *code == busy,
+        _ => false,
     }
 }

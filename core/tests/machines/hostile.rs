@@ -3,7 +3,9 @@
 use crate::ledger::Fd;
 use crate::world::*;
 use weightd_core::content::HandleKind;
-use weightd_core::machine::{AttachError, AttachOptions, Machine, Origin, Outcome, ServerEvent};
+use weightd_core::machine::{
+    AttachError, AttachOptions, AttachStep, Client, Machine, Origin, Outcome, ServerEvent,
+};
 use weightd_core::peer::{FileKind, OVERFLOW_UID, Peer};
 use weightd_core::time::Span;
 use weightd_core::wire::message::{
@@ -531,7 +533,10 @@ fn an_engine_does_not_believe_a_daemon() {
         );
         let step = attach.step(world.now);
         assert!(
-            matches!(step, Step::Done(Err(AttachError::Malformed { .. }))),
+            matches!(
+                step,
+                Step::Next(AttachStep::Done(Err(AttachError::Malformed { .. })))
+            ),
             "lie {lie}: {step:?}"
         );
         assert_eq!(world.ledger.open_in_all(), 0, "lie {lie}: nothing is kept");

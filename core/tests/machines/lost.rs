@@ -4,8 +4,8 @@ use crate::ledger::{Fd, Ledger};
 use crate::world::*;
 use weightd_core::content::{Generation, HandleKind};
 use weightd_core::machine::{
-    Attach, AttachError, AttachOptions, Exchange, Fault, HandoverEvent, Mode, Origin, Outcome, ServerEvent,
-    Step, VaultEvent,
+    Attach, AttachError, AttachOptions, AttachStep, Client, Exchange, Fault, HandoverEvent, Mode, Origin,
+    Outcome, ServerEvent, Step, VaultEvent,
 };
 use weightd_core::peer::Peer;
 use weightd_core::time::{Now, Span};
@@ -365,7 +365,7 @@ fn after_a_failed_import(why: String) -> Attach<Fd> {
     attach.receive(now, &frame(&state.into(), 1, 2), come, false);
     drain(&mut attach);
     attach.receive(now, &frame(&Watching {}.into(), 2, 0), [], false);
-    assert!(matches!(attach.step(now), Step::Import(_)));
+    assert!(matches!(attach.step(now), Step::Next(AttachStep::Import(_))));
     attach.imported(now, Err(Fault::Other(why)));
     attach
 }
@@ -374,15 +374,14 @@ fn after_a_failed_import(why: String) -> Attach<Fd> {
 fn a_daemon_that_does_not_read_holds_up_an_engine_for_a_moment_at_most() {
     let mut attach = after_a_failed_import("x".to_owned());
     let until = Now(0) + Span::millis(100);
-    let Step::Io {
-        write: true,
-        until: at,
-    } = attach.step(Now(0))
-    else {
+    let Step::Io { until: at } = attach.step(Now(0)) else {
         panic!("the report waits to be sent")
     };
     assert_eq!(at, until);
-    assert!(matches!(attach.step(until), Step::LoadFromDisk { .. }));
+    assert!(matches!(
+        attach.step(until),
+        Step::Next(AttachStep::LoadFromDisk { .. })
+    ));
 }
 
 #[test]
@@ -396,7 +395,10 @@ fn a_long_reason_is_cut_to_fit_its_report() {
         import_failed: "ß".repeat(4096),
     };
     assert_eq!(said, [expected.into()]);
-    assert!(matches!(attach.step(Now(0)), Step::LoadFromDisk { .. }));
+    assert!(matches!(
+        attach.step(Now(0)),
+        Step::Next(AttachStep::LoadFromDisk { .. })
+    ));
 }
 
 #[test]

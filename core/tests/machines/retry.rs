@@ -4,7 +4,8 @@ use crate::ledger::{Fd, Ledger};
 use crate::world::{EPOCH, UID, content, device, frame, key};
 use weightd_core::content::Generation;
 use weightd_core::machine::{
-    Attach, AttachError, AttachOptions, ConnectFailure, Exchange, Fault, Mode, Outcome, Step,
+    Attach, AttachError, AttachOptions, AttachStep, Client, ConnectFailure, Exchange, Fault, Mode, Outcome,
+    Step,
 };
 use weightd_core::peer::Peer;
 use weightd_core::time::{Now, Span};
@@ -32,7 +33,7 @@ enum Act {
 }
 
 struct Run {
-    end: Step<Fd>,
+    end: Step<AttachStep<Fd>>,
     /// How long the attach took.
     took: Span,
     connects: usize,
@@ -41,14 +42,26 @@ struct Run {
     shortest_pause: Option<Span>,
 }
 
-/// Drives an attach against `daemon`, which is asked at every connect and request: with what is
-/// asked (nothing yet at a connect) and since when.
-fn drive(
-    options: AttachOptions,
+/// How the engine's own work ends.
+struct Work {
     import: Result<(), Fault>,
     copy: Result<(), Fault>,
-    daemon: impl Fn(Option<&Message>, Span) -> Act,
-) -> Run {
+    build: Result<(), String>,
+}
+
+impl Default for Work {
+    fn default() -> Work {
+        Work {
+            import: Ok(()),
+            copy: Ok(()),
+            build: Ok(()),
+        }
+    }
+}
+
+/// Drives an attach against `daemon`, which is asked at every connect and request: with what is
+/// asked (nothing yet at a connect) and since when.
+fn drive(options: AttachOptions, work: Work, daemon: impl Fn(Option<&Message>, Span) -> Act) -> Run {
     let (ledger, start) = (Ledger::default(), Now(50));
     let mut now = start;
     let mut attach = Attach::new(options, key(0));
@@ -135,9 +148,10 @@ fn drive(
                 run.shortest_pause = Some(run.shortest_pause.map_or(pause, |shortest| shortest.min(pause)));
                 now = until;
             }
-            Step::Digest => attach.digested(now, Ok([1; 32])),
-            Step::Import(_) => attach.imported(now, import.clone()),
-            Step::Copy => attach.copied(now, copy.clone()),
+            Step::Next(AttachStep::Digest) => attach.digested(now, Ok([1; 32])),
+            Step::Next(AttachStep::Import(_)) => attach.imported(now, work.import.clone()),
+            Step::Next(AttachStep::Copy) => attach.copied(now, work.copy.clone()),
+            Step::Next(AttachStep::Build) => attach.built(now, work.build.clone()),
             end => {
                 run.end = end;
                 run.took = now - start;
@@ -177,19 +191,19 @@ fn copying(options: AttachOptions) -> AttachOptions {
 }
 
 fn against(options: AttachOptions, daemon: Act) -> Run {
-    drive(options, Ok(()), Ok(()), move |_, _| daemon.clone())
+    drive(options, Work::default(), move |_, _| daemon.clone())
 }
 
 fn because(run: &Run) -> &AttachError {
     match &run.end {
-        Step::LoadFromDisk { because } => because,
+        Step::Next(AttachStep::LoadFromDisk { because }) => because,
         other => panic!("{other:?} is no disk load"),
     }
 }
 
 fn error(run: &Run) -> &AttachError {
     match &run.end {
-        Step::Done(Err(error)) => error,
+        Step::Next(AttachStep::Done(Err(error))) => error,
         other => panic!("{other:?} is no error"),
     }
 }
@@ -273,7 +287,7 @@ fn with_a_disk_to_fall_back_on_a_connection_that_breaks_is_retried_for_the_conne
         );
         assert_eq!(run.connects, 100, "every 50 ms");
     }
-    let back_after_two_seconds = drive(hasty(), Ok(()), Ok(()), |question, at| match question {
+    let back_after_two_seconds = drive(hasty(), Work::default(), |question, at| match question {
         _ if at < Span::secs(2) => Act::Breaks,
         Some(Message::Watch(_)) => Act::Says(Watching {}.into()),
         _ => Act::Serves,
@@ -282,7 +296,9 @@ fn with_a_disk_to_fall_back_on_a_connection_that_breaks_is_retried_for_the_conne
         generation: GENERATION,
         leased: true,
     };
-    assert!(matches!(back_after_two_seconds.end, Step::Done(Ok(outcome)) if outcome == mapped));
+    assert!(
+        matches!(back_after_two_seconds.end, Step::Next(AttachStep::Done(Ok(outcome))) if outcome == mapped)
+    );
 }
 
 #[test]
@@ -372,8 +388,10 @@ fn a_failed_import_goes_to_disk_or_fails_and_releases_nothing_that_is_mapped() {
         for options in [hasty(), patient()] {
             let run = drive(
                 options.clone(),
-                Err(fault.clone()),
-                Ok(()),
+                Work {
+                    import: Err(fault.clone()),
+                    ..Work::default()
+                },
                 |question, _| match question {
                     Some(Message::Watch(_)) => Act::Says(Watching {}.into()),
                     _ => Act::Serves,
@@ -409,12 +427,12 @@ fn serves_and_releases(question: Option<&Message>, _: Span) -> Act {
 #[test]
 fn copy_mode_asks_for_the_release_of_what_it_copied() {
     for options in [hasty(), patient()] {
-        let run = drive(copying(options), Ok(()), Ok(()), serves_and_releases);
+        let run = drive(copying(options), Work::default(), serves_and_releases);
         let copied = Outcome::Copied {
             generation: GENERATION,
             released: true,
         };
-        assert!(matches!(run.end, Step::Done(Ok(outcome)) if outcome == copied));
+        assert!(matches!(run.end, Step::Next(AttachStep::Done(Ok(outcome))) if outcome == copied));
         assert_eq!(releases(&run), [Some(GENERATION)]);
     }
 }
@@ -423,11 +441,19 @@ fn copy_mode_asks_for_the_release_of_what_it_copied() {
 fn copy_mode_releases_that_generation_before_the_disk_load() {
     let fault = || Err(Fault::OutOfMemory("x".into()));
     for (import, copy) in [(fault(), Ok(())), (Ok(()), fault())] {
-        let run = drive(copying(hasty()), import, copy, serves_and_releases);
+        let run = drive(
+            copying(hasty()),
+            Work {
+                import,
+                copy,
+                ..Work::default()
+            },
+            serves_and_releases,
+        );
         assert!(matches!(because(&run), AttachError::OutOfMemory { .. }));
         assert_eq!(releases(&run), [Some(GENERATION)]);
     }
-    let run = drive(copying(hasty()), Ok(()), Ok(()), |question, at| match question {
+    let run = drive(copying(hasty()), Work::default(), |question, at| match question {
         Some(Message::GetState(_)) => Act::Lies,
         other => serves_and_releases(other, at),
     });
@@ -439,7 +465,15 @@ fn copy_mode_releases_that_generation_before_the_disk_load() {
 fn copy_mode_releases_nothing_that_it_did_not_copy_when_there_is_no_disk_load() {
     let fault = || Err(Fault::OutOfMemory("x".into()));
     for (import, copy) in [(fault(), Ok(())), (Ok(()), fault())] {
-        let run = drive(copying(patient()), import, copy, serves_and_releases);
+        let run = drive(
+            copying(patient()),
+            Work {
+                import,
+                copy,
+                ..Work::default()
+            },
+            serves_and_releases,
+        );
         assert!(matches!(error(&run), AttachError::OutOfMemory { .. }));
         assert_eq!(releases(&run), []);
     }
@@ -465,25 +499,25 @@ fn a_release_that_fails_never_fails_an_attach() {
         (Act::Says(Watching {}.into()), Span(0)),
     ];
     for (daemon, longest) in rows {
-        let run = drive(copying(hasty()), Ok(()), Ok(()), |question, at| match question {
+        let run = drive(copying(hasty()), Work::default(), |question, at| match question {
             Some(Message::Release(_)) => daemon.clone(),
             other => serves_and_releases(other, at),
         });
         assert!(
-            matches!(run.end, Step::Done(Ok(outcome)) if outcome == not_released),
+            matches!(run.end, Step::Next(AttachStep::Done(Ok(outcome))) if outcome == not_released),
             "{:?}",
             run.end
         );
         assert!(run.took <= longest, "{:?}", run.took);
     }
     // A server that is on its way back is asked again.
-    let run = drive(copying(hasty()), Ok(()), Ok(()), |question, at| match question {
+    let run = drive(copying(hasty()), Work::default(), |question, at| match question {
         Some(Message::Release(_)) if at < Span::secs(1) => Act::Breaks,
         other => serves_and_releases(other, at),
     });
     assert!(matches!(
         run.end,
-        Step::Done(Ok(Outcome::Copied { released: true, .. }))
+        Step::Next(AttachStep::Done(Ok(Outcome::Copied { released: true, .. })))
     ));
 }
 
@@ -498,7 +532,7 @@ fn a_lease_that_fails_never_fails_an_attach() {
     ];
     for (daemon, took) in rows {
         for options in [hasty(), patient()] {
-            let run = drive(options, Ok(()), Ok(()), |question, _| match question {
+            let run = drive(options, Work::default(), |question, _| match question {
                 Some(Message::Watch(_)) => daemon.clone(),
                 _ => Act::Serves,
             });
@@ -507,7 +541,7 @@ fn a_lease_that_fails_never_fails_an_attach() {
                 leased: false,
             };
             assert!(
-                matches!(run.end, Step::Done(Ok(outcome)) if outcome == mapped),
+                matches!(run.end, Step::Next(AttachStep::Done(Ok(outcome))) if outcome == mapped),
                 "{:?}",
                 run.end
             );
@@ -527,8 +561,95 @@ fn an_answer_to_another_question_is_malformed() {
     attach.receive(Now(0), &bytes, None, false);
     assert!(matches!(
         attach.step(Now(0)),
-        Step::LoadFromDisk {
+        Step::Next(AttachStep::LoadFromDisk {
             because: AttachError::Malformed { .. }
-        }
+        })
+    ));
+}
+
+fn unbuilt() -> Work {
+    Work {
+        build: Err("no such layer".into()),
+        ..Work::default()
+    }
+}
+
+#[test]
+fn a_failed_build_leads_to_the_disk_and_is_not_the_daemons_fault() {
+    for options in [hasty(), copying(hasty())] {
+        let copies = options.mode == Mode::Copy;
+        let run = drive(options, unbuilt(), serves_and_releases);
+        assert_eq!(
+            *because(&run),
+            AttachError::BuildFailed {
+                why: "no such layer".into()
+            }
+        );
+        let reported = run.asked.iter().any(|asked| matches!(asked, Message::Report(_)));
+        assert!(!reported, "nothing is wrong with the device");
+        // The disk load must not run out of memory.
+        assert_eq!(
+            releases(&run),
+            if copies { vec![Some(GENERATION)] } else { vec![] }
+        );
+    }
+    let run = drive(patient(), unbuilt(), serves_and_releases);
+    assert!(matches!(error(&run), AttachError::BuildFailed { .. }));
+    assert_eq!(run.connects, 1, "it would fail again");
+}
+
+fn reloading(options: AttachOptions) -> AttachOptions {
+    AttachOptions {
+        is_reload: true,
+        current: Some(GENERATION),
+        ..options
+    }
+}
+
+#[test]
+fn a_reload_of_what_is_mapped_changes_nothing() {
+    for options in [reloading(hasty()), reloading(patient())] {
+        let run = drive(options, unbuilt(), serves_and_releases);
+        let unchanged = Outcome::Unchanged {
+            generation: GENERATION,
+        };
+        assert!(matches!(run.end, Step::Next(AttachStep::Done(Ok(outcome))) if outcome == unchanged));
+        assert!(matches!(&run.asked[..], [Message::GetState(ask)] if ask.is_reload));
+    }
+    // Copied tensors may have been written to.
+    let run = drive(reloading(copying(hasty())), Work::default(), serves_and_releases);
+    assert!(matches!(
+        run.end,
+        Step::Next(AttachStep::Done(Ok(Outcome::Copied { .. })))
+    ));
+}
+
+#[test]
+fn a_reload_has_no_disk_to_fall_back_on() {
+    let other = Generation {
+        number: GENERATION.number + 1,
+        ..GENERATION
+    };
+    for options in [reloading(hasty()), reloading(copying(hasty()))] {
+        let options = AttachOptions {
+            current: Some(other),
+            ..options
+        };
+        let run = drive(options, unbuilt(), serves_and_releases);
+        assert!(matches!(error(&run), AttachError::BuildFailed { .. }));
+        assert_eq!(releases(&run), [], "the engine goes on with what it has");
+    }
+}
+
+#[test]
+fn a_reload_in_copy_mode_copies_into_what_is_there_and_clones_nothing() {
+    let work = Work {
+        copy: Err(Fault::OutOfMemory("a second copy".into())),
+        ..Work::default()
+    };
+    let run = drive(reloading(copying(hasty())), work, serves_and_releases);
+    assert!(matches!(
+        run.end,
+        Step::Next(AttachStep::Done(Ok(Outcome::Copied { released: true, .. })))
     ));
 }

@@ -81,7 +81,7 @@ fn an_engine_maps_what_was_published_and_leases_it() {
         leased: true,
     };
     assert_eq!(world.engines[engine].end, Some(End::Done(mapped)));
-    assert_eq!(world.engines[engine].log, ["connect", "import"]);
+    assert_eq!(world.engines[engine].log, ["connect", "import", "build"]);
     let fetched = world.engines[engine].mapped.take().expect("what was imported");
     assert_eq!(fetched.state.device_uuid, device(1));
     assert_eq!(fetched.state.content, content(64, &[2000]));
@@ -117,7 +117,7 @@ fn copy_mode_releases_after_the_copy_over_a_connection_of_its_own() {
     assert_eq!(world.engines[engine].end, Some(End::Done(copied)));
     assert_eq!(
         world.engines[engine].log,
-        ["connect", "import", "copy", "connect"]
+        ["connect", "import", "copy", "build", "connect"]
     );
     world.finish();
 }
@@ -163,7 +163,7 @@ fn a_digest_is_asked_for_and_decides() {
         let engine = &world.engines[engine];
         match expected {
             None => {
-                assert_eq!(engine.log, ["connect", "digest", "connect", "import"]);
+                assert_eq!(engine.log, ["connect", "digest", "connect", "import", "build"]);
                 assert!(matches!(engine.end, Some(End::Done(Outcome::Mapped { .. }))));
             }
             Some(field) => {

@@ -47,7 +47,7 @@ fn a_dead_server_is_armed_anew_with_the_same_generations_and_no_connect_is_refus
         leased: true,
     };
     assert_eq!(world.engines[between].end, Some(End::Done(mapped)));
-    assert_eq!(world.engines[between].log, ["connect", "import"]);
+    assert_eq!(world.engines[between].log, ["connect", "import", "build"]);
     let vault = world.vault.as_ref().unwrap();
     assert_eq!(vault.events.last(), Some(&VaultEvent::Armed { complete: true }));
     assert!(

@@ -1,22 +1,22 @@
 //! The engine's side of one attach: connect, ask, import, lease, or go to disk.
 //!
 //! Every decision is made here; a driver connects, moves bytes, waits, and does the blocking parts
-//! (digest, import, copy, loading from disk) that a [`Step`] asks for.
+//! (digest, import, copy, build, loading from disk) that an [`AttachStep`] asks for.
 
 mod types;
 
-pub use types::{AttachError, AttachOptions, ConnectFailure, Fault, Fetched, Mode, Outcome, Step};
+pub use types::{AttachError, AttachOptions, AttachStep, ConnectFailure, Fault, Fetched, Mode, Outcome};
 
+use super::client::{Client, Step};
 use super::descriptors::check;
 use super::link::Link;
+use super::patience::Patience;
 use super::{Exchange, Outgoing};
 use crate::content::{Generation, Key};
 use crate::peer::{Facts, Peer};
 use crate::time::{Now, Span};
 use crate::wire::Frame;
-use crate::wire::message::{
-    ErrorCode, Failure, GetState, Message, MessageError, Release, Report, State, Watch,
-};
+use crate::wire::message::{ErrorCode, GetState, Message, MessageError, Release, Report, State, Watch};
 
 #[derive(Debug)]
 enum At {
@@ -45,6 +45,8 @@ enum At {
     },
     NeedsCopy,
     Copying,
+    NeedsBuild,
+    Building,
     Sleeping {
         until: Now,
     },
@@ -67,24 +69,18 @@ pub struct Attach<F> {
     key: Key,
     link: Link<F>,
     at: At,
-    started: Option<Now>,
-    /// With fallback: until when a broken connection is retried.
-    retry_until: Option<Now>,
+    patience: Patience,
     fetched: Option<Fetched<F>>,
     generation: Option<Generation>,
     leased: bool,
     parting: Option<Parting>,
-    end: Option<Step<F>>,
+    end: Option<AttachStep<F>>,
 }
 
 /// How long a daemon that does not read may hold up an engine that reports to it.
 const REPORT_WITHIN: Span = Span::millis(100);
 /// The longest reason in a report, in characters.
 const MAX_REASON: usize = 4096;
-/// Pause between two tries of an engine that can wait.
-const PATIENT_PAUSE: Span = Span::millis(500);
-/// Pause between two tries of an engine that would rather load from disk.
-const HASTY_PAUSE: Span = Span::millis(50);
 
 impl<F> Attach<F> {
     /// An attach with the engine's own key.
@@ -92,8 +88,7 @@ impl<F> Attach<F> {
         let mut attach = Attach {
             at: At::Start,
             link: Link::default(),
-            started: None,
-            retry_until: None,
+            patience: Patience::of(&options),
             fetched: None,
             generation: None,
             leased: false,
@@ -111,49 +106,6 @@ impl<F> Attach<F> {
         attach
     }
 
-    /// What to do now.
-    ///
-    /// # Panics
-    /// When the last step was not reported on, or was the last: a bug in the driver.
-    pub fn step(&mut self, now: Now) -> Step<F> {
-        self.started.get_or_insert(now);
-        self.time_out(now);
-        if let Some(end) = self.end.take() {
-            return end;
-        }
-        match self.at {
-            At::Sleeping { until } if now < until => Step::Sleep { until },
-            At::Start | At::Sleeping { .. } => {
-                self.link = Link::default();
-                self.at = At::Connecting;
-                Step::Connect
-            }
-            At::Asking { until, .. } | At::Leasing { until, .. } | At::Reporting { until, .. } => Step::Io {
-                write: !self.link.is_flushed(),
-                until,
-            },
-            At::NeedsDigest => {
-                self.at = At::Digesting;
-                Step::Digest
-            }
-            At::Fetched => {
-                self.at = At::Importing;
-                let fetched = self.fetched.take().expect("content stays until it is imported");
-                Step::Import(fetched)
-            }
-            At::NeedsCopy => {
-                self.at = At::Copying;
-                Step::Copy
-            }
-            At::Connecting | At::Digesting | At::Importing | At::Copying | At::Over => {
-                panic!(
-                    "an attach that is {:?} waits for its report, not for a step",
-                    self.at
-                )
-            }
-        }
-    }
-
     fn time_out(&mut self, now: Now) {
         match self.at {
             At::Asking { until, .. } if now >= until => {
@@ -166,30 +118,8 @@ impl<F> Attach<F> {
         }
     }
 
-    /// The connection was made, or not.
-    pub fn connected(&mut self, now: Now, result: Result<Peer, ConnectFailure>) {
-        self.expect(matches!(self.at, At::Connecting), "connected");
-        match result {
-            Ok(peer) if !peer.is_trusted_by(self.options.uid) => {
-                let (theirs, ours) = (peer.uid, self.options.uid);
-                let why =
-                    format!("the daemon runs as user {theirs}, this engine as {ours}: run both as one user");
-                self.fail(now, AttachError::RefusedPeer { why });
-            }
-            Ok(_) => self.ask(now),
-            Err(ConnectFailure::Absent(why)) => self.fail(now, AttachError::Unavailable { why }),
-            Err(ConnectFailure::Busy) => {
-                let why = "its queue of connections is full".to_owned();
-                self.fail(now, AttachError::Broken { why });
-            }
-            Err(ConnectFailure::Refused(why)) => self.fail(now, AttachError::RefusedPeer { why }),
-            Err(ConnectFailure::Other(why)) => self.fail(now, AttachError::Unavailable { why }),
-        }
-    }
-
     /// Asks what this connection was made for.
     fn ask(&mut self, now: Now) {
-        let patience = now + self.options.connect_timeout;
         let (question, until) = match &self.parting {
             Some(parting) => {
                 let release = Release {
@@ -203,13 +133,7 @@ impl<F> Attach<F> {
                     key: self.key.clone(),
                     is_reload: self.options.is_reload,
                 };
-                let over_all = self.started.unwrap_or(now) + self.options.state_timeout;
-                let until = if self.options.fallback {
-                    patience
-                } else {
-                    patience.min(over_all)
-                };
-                (ask.into(), until)
+                (ask.into(), self.patience.answer_by(now))
             }
         };
         match self.link.ask(question, None) {
@@ -239,11 +163,8 @@ impl<F> Attach<F> {
     pub fn imported(&mut self, now: Now, result: Result<(), Fault>) {
         self.expect(matches!(self.at, At::Importing), "imported");
         match (result, self.options.mode) {
-            (Ok(()), Mode::ZeroCopy) => {
-                let (generation, leased) = (self.known_generation(), self.leased);
-                self.over(Step::Done(Ok(Outcome::Mapped { generation, leased })));
-            }
-            (Ok(()), Mode::Copy) => self.at = At::NeedsCopy,
+            (Ok(()), Mode::Copy) if !self.options.is_reload => self.at = At::NeedsCopy,
+            (Ok(()), _) => self.at = At::NeedsBuild,
             (Err(fault), _) => self.report(now, fault),
         }
     }
@@ -276,8 +197,21 @@ impl<F> Attach<F> {
     pub fn copied(&mut self, now: Now, result: Result<(), Fault>) {
         self.expect(matches!(self.at, At::Copying), "copied");
         match result {
-            Ok(()) => self.part_after(now, None),
+            Ok(()) => self.at = At::NeedsBuild,
             Err(fault) => self.fault(now, fault),
+        }
+    }
+
+    /// The engine has its model, or could not build it; then it has let go of all weights.
+    pub fn built(&mut self, now: Now, result: Result<(), String>) {
+        self.expect(matches!(self.at, At::Building), "built");
+        match (result, self.options.mode) {
+            (Ok(()), Mode::ZeroCopy) => {
+                let (generation, leased) = (self.known_generation(), self.leased);
+                self.over(AttachStep::Done(Ok(Outcome::Mapped { generation, leased })));
+            }
+            (Ok(()), Mode::Copy) => self.part_after(now, None),
+            (Err(why), _) => self.give_up(now, AttachError::BuildFailed { why }),
         }
     }
 
@@ -311,7 +245,10 @@ impl<F> Attach<F> {
 
     fn answered(&mut self, now: Now, message: Result<Message, MessageError>, descriptors: Vec<(Facts, F)>) {
         match message {
-            Ok(Message::Failure(failure)) => self.fail(now, cause(failure)),
+            Ok(Message::Failure(failure)) => {
+                let code = ErrorCode::from_number(failure.code);
+                self.fail(now, AttachError::of_daemon(code, failure.message));
+            }
             Ok(Message::Released(_)) if self.parting.is_some() => self.part(true),
             Ok(Message::State(state)) if self.parting.is_none() => self.fetch(now, state, descriptors),
             Ok(Message::Mismatch(mismatch)) => {
@@ -351,7 +288,11 @@ impl<F> Attach<F> {
                 },
             );
         }
-        self.generation = Some(state.generation);
+        let generation = state.generation;
+        self.generation = Some(generation);
+        if self.options.mode == Mode::ZeroCopy && self.options.current == Some(generation) {
+            return self.over(AttachStep::Done(Ok(Outcome::Unchanged { generation })));
+        }
         if let Err(error) = check(&state.content, descriptors.iter().map(|(facts, _)| facts)) {
             return self.fault(now, Fault::Malformed(error.to_string()));
         }
@@ -359,7 +300,6 @@ impl<F> Attach<F> {
         let manifest = descriptors
             .next()
             .expect("the check counted the manifest's descriptor");
-        let generation = state.generation;
         self.fetched = Some(Fetched {
             state,
             manifest,
@@ -386,12 +326,21 @@ impl<F> Attach<F> {
             Fault::Malformed(why) => AttachError::Malformed { why },
             Fault::Other(why) => AttachError::ImportFailed { why },
         };
+        self.give_up(now, error);
+    }
+
+    /// What was fetched is of no use.
+    fn give_up(&mut self, now: Now, error: AttachError) {
         match self.options.mode {
             // The disk load may not fit beside the daemon's copy: it lets go of that generation
             // first. Without a disk load, what others may use is not ours to release.
-            Mode::Copy if self.options.fallback => self.part_after(now, Some(error)),
+            Mode::Copy if self.has_disk_load() => self.part_after(now, Some(error)),
             _ => self.fail(now, error),
         }
+    }
+
+    fn has_disk_load(&self) -> bool {
+        self.options.fallback && !self.options.is_reload
     }
 
     /// Copy mode: asks the daemon to let go of what was fetched, then ends.
@@ -412,7 +361,7 @@ impl<F> Attach<F> {
         match parting.because {
             None => {
                 let generation = self.known_generation();
-                self.over(Step::Done(Ok(Outcome::Copied { generation, released })));
+                self.over(AttachStep::Done(Ok(Outcome::Copied { generation, released })));
             }
             Some(error) => self.finish(error),
         }
@@ -430,35 +379,95 @@ impl<F> Attach<F> {
     /// Tries again where that may help and time is left; else ends.
     fn fail(&mut self, now: Now, error: AttachError) {
         self.link = Link::default();
-        let (again, pause, until) = if let Some(parting) = &self.parting {
-            (is_passing(&error), HASTY_PAUSE, parting.until)
-        } else if self.options.fallback {
-            let until = *self.retry_until.get_or_insert(now + self.options.connect_timeout);
-            (is_passing(&error), HASTY_PAUSE, until)
-        } else {
-            let until = self.started.unwrap_or(now) + self.options.state_timeout;
-            (is_passing(&error) || may_come(&error), PATIENT_PAUSE, until)
+        let again = match &self.parting {
+            Some(parting) => self.patience.until(now, &error, parting.until),
+            None => self.patience.again(now, &error),
         };
-        if again && now + pause < until {
-            self.at = At::Sleeping { until: now + pause };
-        } else if self.parting.is_some() {
-            self.part(false);
-        } else {
-            self.finish(error);
+        match again {
+            Some(until) => self.at = At::Sleeping { until },
+            None if self.parting.is_some() => self.part(false),
+            None => self.finish(error),
         }
     }
 
     fn finish(&mut self, error: AttachError) {
-        self.over(if self.options.fallback {
-            Step::LoadFromDisk { because: error }
+        self.over(if self.has_disk_load() {
+            AttachStep::LoadFromDisk { because: error }
         } else {
-            Step::Done(Err(error))
+            AttachStep::Done(Err(error))
         });
     }
 
-    fn over(&mut self, end: Step<F>) {
+    fn over(&mut self, end: AttachStep<F>) {
         self.at = At::Over;
         self.end = Some(end);
+    }
+}
+
+impl<F> Client<F> for Attach<F> {
+    type Next = AttachStep<F>;
+    type Exchange = Self;
+
+    /// # Panics
+    /// When the last step was not reported on, or was the last: a bug in the driver.
+    fn step(&mut self, now: Now) -> Step<AttachStep<F>> {
+        self.patience.start(now);
+        self.time_out(now);
+        if let Some(end) = self.end.take() {
+            return Step::Next(end);
+        }
+        match self.at {
+            At::Sleeping { until } if now < until => Step::Sleep { until },
+            At::Start | At::Sleeping { .. } => {
+                self.link = Link::default();
+                self.at = At::Connecting;
+                Step::Connect
+            }
+            At::Asking { until, .. } | At::Leasing { until, .. } | At::Reporting { until, .. } => {
+                Step::Io { until }
+            }
+            At::NeedsDigest => {
+                self.at = At::Digesting;
+                Step::Next(AttachStep::Digest)
+            }
+            At::Fetched => {
+                self.at = At::Importing;
+                let fetched = self.fetched.take().expect("content stays until it is imported");
+                Step::Next(AttachStep::Import(fetched))
+            }
+            At::NeedsCopy => {
+                self.at = At::Copying;
+                Step::Next(AttachStep::Copy)
+            }
+            At::NeedsBuild => {
+                self.at = At::Building;
+                Step::Next(AttachStep::Build)
+            }
+            At::Connecting | At::Digesting | At::Importing | At::Copying | At::Building | At::Over => {
+                panic!(
+                    "an attach that is {:?} waits for its report, not for a step",
+                    self.at
+                )
+            }
+        }
+    }
+
+    fn connected(&mut self, now: Now, result: Result<Peer, ConnectFailure>) {
+        self.expect(matches!(self.at, At::Connecting), "connected");
+        match result {
+            Ok(peer) if !peer.is_trusted_by(self.options.uid) => {
+                let (theirs, ours) = (peer.uid, self.options.uid);
+                let why =
+                    format!("the daemon runs as user {theirs}, this engine as {ours}: run both as one user");
+                self.fail(now, AttachError::RefusedPeer { why });
+            }
+            Ok(_) => self.ask(now),
+            Err(failure) => self.fail(now, failure.into()),
+        }
+    }
+
+    fn exchange(&mut self) -> &mut Self {
+        self
     }
 }
 
@@ -504,43 +513,5 @@ impl<F> Exchange<F> for Attach<F> {
 
     fn hangup(&mut self, now: Now, why: &str) {
         self.broke(now, AttachError::Broken { why: why.to_owned() });
-    }
-}
-
-/// Whether the same request may soon be answered otherwise: the connection broke, or the daemon
-/// says so.
-fn is_passing(error: &AttachError) -> bool {
-    match error {
-        AttachError::Broken { .. } => true,
-        AttachError::Daemon { code, .. } => matches!(
-            ErrorCode::from_number(*code),
-            ErrorCode::Busy | ErrorCode::DigestPending | ErrorCode::Timeout
-        ),
-        _ => false,
-    }
-}
-
-/// Whether an engine that can only wait may hope for a daemon with content.
-fn may_come(error: &AttachError) -> bool {
-    use AttachError::*;
-    matches!(
-        error,
-        Unavailable { .. } | Empty | Released | Lost | Timeout { .. } | Daemon { .. }
-    )
-}
-
-fn cause(failure: Failure) -> AttachError {
-    let Failure {
-        code, message: why, ..
-    } = failure;
-    match ErrorCode::from_number(code) {
-        ErrorCode::Empty => AttachError::Empty,
-        ErrorCode::Released => AttachError::Released,
-        ErrorCode::Lost => AttachError::Lost,
-        ErrorCode::RefusedPeer => AttachError::RefusedPeer { why },
-        ErrorCode::Malformed | ErrorCode::Version | ErrorCode::BadDescriptors => {
-            AttachError::Malformed { why }
-        }
-        _ => AttachError::Daemon { code, why },
     }
 }

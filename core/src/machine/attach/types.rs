@@ -1,8 +1,9 @@
 //! What goes into an attach and what comes out of it.
 
 use crate::content::{DeviceUuid, Generation, Role};
-use crate::time::{Now, Span};
-use crate::wire::message::State;
+use crate::machine::AskError;
+use crate::time::Span;
+use crate::wire::message::{ErrorCode, State};
 use thiserror::Error;
 
 /// How weights reach the engine.
@@ -30,8 +31,11 @@ pub struct AttachOptions {
     pub role: Role,
     /// The device that the engine runs on; absent means unchecked.
     pub device: Option<DeviceUuid>,
-    /// Whether this replaces weights that the engine has. Counted by the daemon, nothing else.
+    /// Whether this replaces weights that the engine has. The daemon counts it; here it means that there is
+    /// no disk load to fall back on, and that copy mode copies into tensors that are there.
     pub is_reload: bool,
+    /// What the engine has mapped: in zero-copy mode, finding it again changes nothing.
+    pub current: Option<Generation>,
     /// The user that the engine runs as.
     pub uid: u32,
 }
@@ -47,6 +51,7 @@ impl AttachOptions {
             role: Role::Target,
             device: None,
             is_reload: false,
+            current: None,
             uid,
         }
     }
@@ -106,12 +111,59 @@ pub enum AttachError {
     Malformed { why: String },
     #[error("the import failed: {why}")]
     ImportFailed { why: String },
+    #[error("the engine could not build its model of the cached weights: {why}")]
+    BuildFailed { why: String },
     #[error("the checkpoint's digest could not be computed: {why}")]
     DigestFailed { why: String },
     #[error("no answer within {seconds} s: see the daemon's log")]
     Timeout { seconds: u64 },
     #[error("the daemon cannot serve: {why}")]
     Daemon { code: u16, why: String },
+}
+
+impl AttachError {
+    /// What a daemon's failure means.
+    pub(in crate::machine) fn of_daemon(code: ErrorCode, why: String) -> AttachError {
+        match code {
+            ErrorCode::Empty => AttachError::Empty,
+            ErrorCode::Released => AttachError::Released,
+            ErrorCode::Lost => AttachError::Lost,
+            ErrorCode::RefusedPeer => AttachError::RefusedPeer { why },
+            ErrorCode::Malformed | ErrorCode::Version | ErrorCode::BadDescriptors => {
+                AttachError::Malformed { why }
+            }
+            _ => AttachError::Daemon {
+                code: code.number(),
+                why,
+            },
+        }
+    }
+}
+
+impl From<AskError> for AttachError {
+    fn from(error: AskError) -> AttachError {
+        match error {
+            AskError::RefusedPeer { .. } => AttachError::RefusedPeer {
+                why: error.to_string(),
+            },
+            AskError::Failed { code, why } => AttachError::of_daemon(code, why),
+            AskError::Malformed(why) => AttachError::Malformed { why },
+            AskError::Broken(why) => AttachError::Broken { why },
+            AskError::Timeout(seconds) => AttachError::Timeout { seconds },
+        }
+    }
+}
+
+impl From<ConnectFailure> for AttachError {
+    fn from(failure: ConnectFailure) -> AttachError {
+        match failure {
+            ConnectFailure::Absent(why) | ConnectFailure::Other(why) => AttachError::Unavailable { why },
+            ConnectFailure::Refused(why) => AttachError::RefusedPeer { why },
+            ConnectFailure::Busy => AttachError::Broken {
+                why: "its queue of connections is full".to_owned(),
+            },
+        }
+    }
 }
 
 /// Content that was received and checked by its descriptors' facts, to be imported.
@@ -142,32 +194,25 @@ pub enum Outcome {
         /// Whether the daemon said that it let go.
         released: bool,
     },
+    /// What the engine has mapped is what the daemon serves.
+    Unchanged {
+        /// Of both.
+        generation: Generation,
+    },
 }
 
-/// What the driver shall do next.
+/// What an attach asks of its driver, beside connecting and waiting.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step<F> {
-    /// Drop the connection, if there is one, make a new one, and report
-    /// [`connected`](super::Attach::connected).
-    Connect,
-    /// Wait until the connection is readable or, with `write`, writable, or until the moment.
-    Io {
-        /// Whether there is something to send.
-        write: bool,
-        /// When to call [`step`](super::Attach::step) again, whatever happens.
-        until: Now,
-    },
-    /// Wait.
-    Sleep {
-        /// Until this moment.
-        until: Now,
-    },
+pub enum AttachStep<F> {
     /// Compute the checkpoint's digest and report [`digested`](super::Attach::digested). It may take long.
     Digest,
     /// Import what was fetched and report [`imported`](super::Attach::imported).
     Import(Fetched<F>),
     /// Clone what was imported and report [`copied`](super::Attach::copied).
     Copy,
+    /// Let the engine build its model of the weights and report [`built`](super::Attach::built). In a
+    /// reload in copy mode it copies from what was imported.
+    Build,
     /// The cache cannot serve: load from disk. The attach is over.
     LoadFromDisk {
         /// Why.

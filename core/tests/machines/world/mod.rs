@@ -63,6 +63,7 @@ pub struct Engine {
     pub digest: Result<[u8; 32], String>,
     pub import: Result<(), Fault>,
     pub copy: Result<(), Fault>,
+    pub build: Result<(), String>,
     /// How long import and copy take, each.
     pub works: Span,
     busy_until: Option<Now>,
@@ -378,6 +379,7 @@ impl World {
             digest: Ok([9; 32]),
             import: Ok(()),
             copy: Ok(()),
+            build: Ok(()),
             works: Span(0),
             busy_until: None,
             deadline: None,

@@ -2,7 +2,7 @@
 
 use super::{End, SERVER_PID, Side, UID, World};
 use crate::ledger::Fd;
-use weightd_core::machine::{Exchange, Machine, Origin, Outcome, Step};
+use weightd_core::machine::{AttachStep, Client, Exchange, Machine, Origin, Outcome, Step};
 use weightd_core::peer::Peer;
 
 impl World {
@@ -369,8 +369,7 @@ impl World {
                 engine.attach.connected(now, wire.map(|_| server));
                 return true;
             }
-            Step::Io { write, until } => {
-                assert_eq!(write, engine.attach.outgoing().is_some());
+            Step::Io { until } => {
                 engine.deadline = Some(until);
                 return false;
             }
@@ -378,25 +377,30 @@ impl World {
                 engine.deadline = Some(until);
                 return false;
             }
-            Step::Digest => {
+            Step::Next(AttachStep::Digest) => {
                 engine.log.push("digest");
                 engine.attach.digested(now, engine.digest.clone());
                 return true;
             }
-            Step::Import(fetched) => {
+            Step::Next(AttachStep::Import(fetched)) => {
                 engine.log.push("import");
                 engine.mapped = Some(fetched);
                 engine.busy_until = Some(now + engine.works);
                 return true;
             }
-            Step::Copy => {
+            Step::Next(AttachStep::Copy) => {
                 engine.log.push("copy");
                 engine.busy_until = Some(now + engine.works);
                 return true;
             }
-            Step::LoadFromDisk { because } => End::Disk(because),
-            Step::Done(Ok(outcome)) => End::Done(outcome),
-            Step::Done(Err(error)) => End::Failed(error),
+            Step::Next(AttachStep::Build) => {
+                engine.log.push("build");
+                engine.attach.built(now, engine.build.clone());
+                return true;
+            }
+            Step::Next(AttachStep::LoadFromDisk { because }) => End::Disk(because),
+            Step::Next(AttachStep::Done(Ok(outcome))) => End::Done(outcome),
+            Step::Next(AttachStep::Done(Err(error))) => End::Failed(error),
         };
         engine.ended_at = now;
         let leased = matches!(end, End::Done(Outcome::Mapped { leased: true, .. }));

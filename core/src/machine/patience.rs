@@ -1,0 +1,91 @@
+//! How long an engine waits for a daemon that does not serve it, and what for.
+
+use super::{AttachError, AttachOptions};
+use crate::time::{Now, Span};
+use crate::wire::message::ErrorCode;
+
+/// Pause between two tries of an engine that can wait.
+const PATIENT_PAUSE: Span = Span::millis(500);
+/// Pause between two tries of an engine that would rather do something else.
+const HASTY_PAUSE: Span = Span::millis(50);
+
+/// With fallback, a connection that breaks is retried for the time to connect, and nothing else is.
+/// Without, absence and daemon errors are retried too, for the time of a state over all.
+#[derive(Debug)]
+pub(super) struct Patience {
+    fallback: bool,
+    connect_timeout: Span,
+    state_timeout: Span,
+    started: Option<Now>,
+    /// With fallback: until when a broken connection is retried.
+    retry_until: Option<Now>,
+}
+
+impl Patience {
+    pub fn of(options: &AttachOptions) -> Patience {
+        Patience {
+            fallback: options.fallback,
+            connect_timeout: options.connect_timeout,
+            state_timeout: options.state_timeout,
+            started: None,
+            retry_until: None,
+        }
+    }
+
+    /// The time over all runs from the first call on.
+    pub fn start(&mut self, now: Now) {
+        self.started.get_or_insert(now);
+    }
+
+    fn over_all(&self, now: Now) -> Now {
+        self.started.unwrap_or(now) + self.state_timeout
+    }
+
+    /// Until when an answer is waited for that is asked for now.
+    pub fn answer_by(&self, now: Now) -> Now {
+        let patience = now + self.connect_timeout;
+        if self.fallback {
+            patience
+        } else {
+            patience.min(self.over_all(now))
+        }
+    }
+
+    /// When to try again after this error; `None` where that does not help, or no time is left.
+    pub fn again(&mut self, now: Now, error: &AttachError) -> Option<Now> {
+        if self.fallback {
+            let until = *self.retry_until.get_or_insert(now + self.connect_timeout);
+            return self.until(now, error, until);
+        }
+        let (again, next) = (is_passing(error) || may_come(error), now + PATIENT_PAUSE);
+        (again && next < self.over_all(now)).then_some(next)
+    }
+
+    /// The same for something of which the end is known, and which only a broken connection delays.
+    pub fn until(&self, now: Now, error: &AttachError, until: Now) -> Option<Now> {
+        let next = now + HASTY_PAUSE;
+        (is_passing(error) && next < until).then_some(next)
+    }
+}
+
+/// Whether the same request may soon be answered otherwise: the connection broke, or the daemon
+/// says so.
+fn is_passing(error: &AttachError) -> bool {
+    match error {
+        AttachError::Broken { .. } => true,
+        AttachError::Daemon { code, .. } => matches!(
+            ErrorCode::from_number(*code),
+            ErrorCode::Busy | ErrorCode::DigestPending | ErrorCode::Timeout
+        ),
+        _ => false,
+    }
+}
+
+/// Whether an engine that can only wait may hope for a daemon with content.
+fn may_come(error: &AttachError) -> bool {
+    use AttachError::*;
+    matches!(
+        error,
+        Unavailable { .. } | Empty | Released | Lost | Timeout { .. } | Daemon { .. }
+    )
+}

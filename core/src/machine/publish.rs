@@ -1,0 +1,291 @@
+//! An engine hands the weights that it made itself to a daemon that takes them.
+//!
+//! It asks what the daemon is and holds, has its memory filled, publishes it as one step, and leases
+//! it. Whatever happens on the way, the daemon goes on with what it held.
+
+use super::ask::Ask;
+use super::client::{Client, Inquiry, Step};
+use super::patience::Patience;
+use super::reap::Bundle;
+use super::{AttachError, AttachOptions, ConnectFailure, Fault};
+use crate::content::{Comparison, DeviceUuid, Generation, Key};
+use crate::peer::Peer;
+use crate::time::{Now, Span};
+use crate::wire::message::{
+    ContentInfo, DaemonStatus, ErrorCode, Expects, GetStatus, Holds, Message, Publish as Publication,
+    Release, Replace, Watch,
+};
+use std::sync::Arc;
+use thiserror::Error;
+
+/// How long a daemon may take to close what it releases, or to hand over what it was given.
+const WORKS_WITHIN: Span = Span::secs(130);
+
+/// Why nothing was published, by cause. Each says what to do next.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs)]
+pub enum PublishError {
+    #[error(transparent)]
+    Daemon(#[from] AttachError),
+    #[error("this daemon takes its content from its launcher only: start one with `weightd serve`")]
+    NotTaken,
+    #[error("this daemon is for another place: {} differ; start it and the engine with the same parallel sizes and devices", fields.join(", "))]
+    Misplaced { fields: Vec<String> },
+    #[error("the daemon holds this content already, as generation {generation}: attach to it")]
+    Held { generation: Generation },
+    #[error("something else was published or released meanwhile: {why}; attach, or publish again")]
+    Conflict { why: String },
+    #[error(
+        "out of memory: {why}; free memory, or let the daemon replace by `weightd serve --replace drop-first`"
+    )]
+    OutOfMemory { why: String },
+    #[error("the weights could not be copied to the daemon's memory: {why}")]
+    FillFailed { why: String },
+    #[error(
+        "the connection broke before the daemon's answer, so it may hold the content or not: {why}; attach to see"
+    )]
+    Unknown { why: String },
+}
+
+/// Content of the engine's own making, in memory that others can map.
+#[derive(Debug)]
+pub struct Filled<F> {
+    /// What the descriptors hold.
+    pub content: ContentInfo,
+    /// The manifest's, then those of the regions.
+    pub descriptors: Vec<F>,
+}
+
+/// What has been published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// The generation that it got.
+    pub generation: Generation,
+    /// Whether the connection is a lease now; keep it open for as long as the mapping.
+    pub leased: bool,
+}
+
+/// What a publication asks of its driver, beside connecting and waiting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PublishStep {
+    /// Allocate regions of the device, fill them, and report [`filled`](Publish::filled).
+    Fill,
+    /// The publication is over.
+    Done(Result<Published, PublishError>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Asking,
+    ToFill,
+    Filling,
+    /// The daemon closes what it has, to make room.
+    Releasing(Generation),
+    Publishing,
+    Leasing(Generation),
+}
+
+/// See the module. It waits for the daemon as an [`Attach`](super::Attach) with the same options does.
+#[derive(Debug)]
+pub struct Publish<F> {
+    device: Option<DeviceUuid>,
+    uid: u32,
+    key: Key,
+    patience: Patience,
+    inquiry: Inquiry<F>,
+    phase: Phase,
+    /// What the daemon holds, and who makes room for what comes.
+    expects: Expects,
+    replace: Replace,
+    filled: Option<(ContentInfo, Bundle<F>)>,
+    /// The publication was on its way.
+    sent: bool,
+    end: Option<Result<Published, PublishError>>,
+}
+
+impl<F> Publish<F> {
+    /// Of content of this key, which names what was done to the weights as its `processing`.
+    pub fn new(options: &AttachOptions, key: Key) -> Publish<F> {
+        let misplaced = key.role != options.role;
+        let fields = || vec!["role".to_owned()];
+        Publish {
+            device: options.device,
+            uid: options.uid,
+            patience: Patience::of(options),
+            inquiry: Inquiry::default(),
+            phase: Phase::Asking,
+            expects: Expects::Empty,
+            replace: Replace::Keep,
+            filled: None,
+            sent: false,
+            end: misplaced.then(|| Err(PublishError::Misplaced { fields: fields() })),
+            key,
+        }
+    }
+
+    /// The memory is filled, or could not be; then it is freed already.
+    pub fn filled(&mut self, now: Now, result: Result<Filled<F>, Fault>) {
+        assert_eq!(self.phase, Phase::Filling, "what is filled was asked for");
+        match (result, self.expects) {
+            (Ok(filled), _) => {
+                self.filled = Some((filled.content, Arc::new(filled.descriptors)));
+                self.go(now, Phase::Publishing);
+            }
+            // It cannot hold both, and the daemon's operator would rather have the new.
+            (Err(Fault::OutOfMemory(_)), Expects::Generation(held)) if self.replace == Replace::DropFirst => {
+                self.go(now, Phase::Releasing(held));
+            }
+            (Err(Fault::OutOfMemory(why)), _) => self.end = Some(Err(PublishError::OutOfMemory { why })),
+            (Err(Fault::Malformed(why) | Fault::Other(why)), _) => {
+                self.end = Some(Err(PublishError::FillFailed { why }));
+            }
+        }
+    }
+
+    fn go(&mut self, now: Now, phase: Phase) {
+        self.phase = phase;
+        self.inquiry.connect_at(now);
+    }
+
+    fn answered(&mut self, now: Now, answer: Result<Message, AttachError>) {
+        let result = match (self.phase, answer) {
+            (Phase::Leasing(generation), answer) => {
+                let leased = matches!(answer, Ok(Message::Watching(_)));
+                self.end = Some(Ok(Published { generation, leased }));
+                Ok(())
+            }
+            (Phase::Asking, Ok(Message::DaemonStatus(status))) => self.judge(status),
+            (Phase::Releasing(_), Ok(Message::Released(_))) => {
+                self.expects = Expects::Empty;
+                self.phase = Phase::ToFill;
+                Ok(())
+            }
+            (Phase::Publishing, Ok(Message::Published(published))) => {
+                self.filled = None;
+                self.go(now, Phase::Leasing(published.generation));
+                Ok(())
+            }
+            (_, Ok(other)) => Err(PublishError::Daemon(AttachError::Malformed {
+                why: format!("the daemon answered with a {} message", other.name()),
+            })),
+            (_, Err(error)) => self.failed(now, error),
+        };
+        if let Err(error) = result {
+            self.end = Some(Err(error));
+        }
+    }
+
+    /// Whether the daemon is one that takes this content.
+    fn judge(&mut self, status: DaemonStatus) -> Result<(), PublishError> {
+        let info = status.info;
+        if let Some(ours) = self.device
+            && ours != info.device_uuid
+        {
+            let theirs = info.device_uuid;
+            return Err(AttachError::WrongDevice { theirs, ours }.into());
+        }
+        self.replace = info.publish.ok_or(PublishError::NotTaken)?;
+        let fields = info.key.misplaced(&self.key);
+        if !fields.is_empty() {
+            return Err(PublishError::Misplaced { fields });
+        }
+        self.expects = match status.holds {
+            Holds::Content(generation) if info.key.compare(&self.key) == Comparison::Same => {
+                return Err(PublishError::Held { generation });
+            }
+            Holds::Content(generation) => Expects::Generation(generation),
+            Holds::Empty | Holds::Released(_) | Holds::Lost(_) => Expects::Empty,
+        };
+        self.phase = Phase::ToFill;
+        Ok(())
+    }
+
+    /// Tries again where nothing was done yet.
+    fn failed(&mut self, now: Now, error: AttachError) -> Result<(), PublishError> {
+        let conflict = [ErrorCode::Conflict, ErrorCode::StaleGeneration].map(ErrorCode::number);
+        match error {
+            AttachError::Daemon { code, why } if conflict.contains(&code) => {
+                Err(PublishError::Conflict { why })
+            }
+            AttachError::Broken { why } if self.sent => Err(PublishError::Unknown { why }),
+            AttachError::Timeout { seconds } if self.sent => Err(PublishError::Unknown {
+                why: format!("no answer within {seconds} s"),
+            }),
+            error => match self.patience.again(now, &error) {
+                Some(at) => {
+                    self.inquiry.connect_at(at);
+                    Ok(())
+                }
+                None => Err(error.into()),
+            },
+        }
+    }
+
+    /// What is asked on the connection that was made.
+    fn question(&self, now: Now) -> (Message, Option<Bundle<F>>, Span) {
+        let soon = self.patience.answer_by(now) - now;
+        match (self.phase, &self.filled) {
+            (Phase::Releasing(held), _) => {
+                let generation = Some(held);
+                (
+                    Release {
+                        daemon: 0,
+                        generation,
+                    }
+                    .into(),
+                    None,
+                    WORKS_WITHIN,
+                )
+            }
+            (Phase::Publishing, Some((content, descriptors))) => {
+                let publication = Publication {
+                    daemon: 0,
+                    generation: None,
+                    expects: self.expects,
+                    key: self.key.clone(),
+                    content: content.clone(),
+                };
+                (publication.into(), Some(Arc::clone(descriptors)), WORKS_WITHIN)
+            }
+            (Phase::Leasing(generation), _) => {
+                let generation = Some(generation);
+                (Watch { generation }.into(), None, soon)
+            }
+            _ => (GetStatus {}.into(), None, soon),
+        }
+    }
+}
+
+impl<F> Client<F> for Publish<F> {
+    type Next = PublishStep;
+    type Exchange = Inquiry<F>;
+
+    fn step(&mut self, now: Now) -> Step<PublishStep> {
+        self.patience.start(now);
+        loop {
+            if let Some(end) = self.end.take() {
+                self.filled = None;
+                return Step::Next(PublishStep::Done(end));
+            }
+            if self.phase == Phase::ToFill {
+                self.phase = Phase::Filling;
+                return Step::Next(PublishStep::Fill);
+            }
+            match self.inquiry.step(now).next() {
+                Err(step) => return step,
+                Ok(answer) => self.answered(now, answer),
+            }
+        }
+    }
+
+    fn connected(&mut self, now: Now, result: Result<Peer, ConnectFailure>) {
+        let (question, descriptors, patience) = self.question(now);
+        self.sent = result.is_ok() && self.phase == Phase::Publishing;
+        let ask = |peer| Ask::with(now, question, descriptors, peer, self.uid, patience);
+        self.inquiry.connected(result.map(ask));
+    }
+
+    fn exchange(&mut self) -> &mut Inquiry<F> {
+        &mut self.inquiry
+    }
+}
