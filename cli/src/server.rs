@@ -56,6 +56,17 @@ fn log(server: &Server<OwnedFd>, event: &ServerEvent) {
         ServerEvent::Serving { daemon, generation } => {
             about!(debug, name(daemon), "holding generation {generation}")
         }
+        ServerEvent::Published {
+            daemon,
+            pid,
+            generation,
+            tensors,
+            bytes,
+        } => about!(
+            info,
+            name(daemon),
+            "published by pid {pid}: serving generation {generation}, {tensors} tensors, {bytes} bytes"
+        ),
         ServerEvent::Sent {
             daemon,
             pid,

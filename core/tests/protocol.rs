@@ -253,6 +253,7 @@ fn the_limits_are_those_of_the_code() {
         limits.states_per_connection
     )));
     assert!(DOCUMENT.contains(&format!("a release took {} s", limits.waiting.0 / 1_000_000)));
+    assert!(DOCUMENT.contains(&format!("without an answer | {} s", limits.waiting.0 / 1_000_000)));
     assert!(DOCUMENT.contains(&format!(
         "nobody leads within {} s",
         limits.leaderless.0 / 1_000_000

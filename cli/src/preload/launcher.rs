@@ -410,6 +410,20 @@ impl Launcher {
                 let how = if afresh { "loaded afresh, " } else { "" };
                 about!(info, self.name(daemon), "{how}holding generation {generation}");
             }
+            VaultEvent::Published {
+                daemon,
+                generation,
+                replaced,
+                tensors,
+                bytes,
+            } => {
+                let instead = replaced.map_or_else(String::new, |old| format!(", instead of {old}"));
+                about!(
+                    info,
+                    self.name(daemon),
+                    "published: holding generation {generation}, {tensors} tensors, {bytes} bytes{instead}"
+                );
+            }
             VaultEvent::Lost { daemon, generation } => {
                 self.recovery.lost(Instant::now(), daemon);
                 about!(

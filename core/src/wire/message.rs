@@ -228,6 +228,12 @@ pub struct ContentInfo {
 }
 
 impl ContentInfo {
+    /// Whether it lives no longer than its publisher: memory of a legacy CUDA IPC handle is that process's own.
+    pub fn is_legacy(&self) -> bool {
+        let legacy = |region: &RegionInfo| region.handle == HandleKind::CudaIpc;
+        self.regions.iter().any(legacy)
+    }
+
     /// The bytes of all regions.
     pub fn bytes(&self) -> u64 {
         self.regions
@@ -468,6 +474,8 @@ codes! {
     13 BadDescriptors,
     /// Something else was published meanwhile, or the key is not the daemon's.
     14 Conflict,
+    /// The launcher ended before it answered: whether it was done is not known.
+    15 InDoubt,
 }
 
 /// The vault takes the lead of a server.

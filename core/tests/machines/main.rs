@@ -11,6 +11,7 @@ mod inventory;
 mod ledger;
 mod limits;
 mod lost;
+mod publishing;
 mod release;
 mod renewal;
 mod retry;

@@ -4,6 +4,7 @@ use super::daemon::{Daemon, Served, Slot};
 use super::{ConnId, Server, ServerEvent};
 use crate::content::Generation;
 use crate::machine::descriptors::check_ends;
+use crate::machine::reap::Bundle;
 use crate::machine::{Output, check_descriptors};
 use crate::peer::Facts;
 use crate::time::{Now, Span};
@@ -47,8 +48,12 @@ impl<F> Server<F> {
                 }
             }
             Message::Lost(lost) if leads => self.lost(lost.daemon, lost.generation),
-            Message::Released(_) | Message::Reported(_) | Message::Failure(_) if leads => {
-                // A failure says that the vault holds another generation, hence not this one.
+            Message::Published(published) if leads => self.stored(request, &published),
+            message @ (Message::Released(_) | Message::Reported(_) | Message::Failure(_)) if leads => {
+                if let Message::Failure(failure) = &message {
+                    self.not_stored(request, failure);
+                }
+                // To a release a failure says that the vault holds another generation, hence not this one.
                 for release in self.releases.values_mut() {
                     release.asked_vault.take_if(|asked| *asked == request);
                 }
@@ -230,6 +235,7 @@ impl<F> Server<F> {
             daemon: number,
             generation,
         });
+        self.served(number, generation);
     }
 
     /// The content is of no use any more. Who leases it is still counted.
@@ -268,7 +274,7 @@ impl<F> Server<F> {
             conn.waiting = true;
         }
         if self.asked_to_stop.is_none() {
-            self.asked_to_stop = self.ask_leader(Stop {});
+            self.asked_to_stop = self.ask_leader(Stop {}, None);
         }
     }
 
@@ -278,19 +284,24 @@ impl<F> Server<F> {
     }
 
     /// Asks the vault, where there is one; returns the request's id.
-    pub(super) fn ask_leader(&mut self, message: impl Into<Message>) -> Option<u32> {
+    pub(super) fn ask_leader(
+        &mut self,
+        message: impl Into<Message>,
+        descriptors: Option<Bundle<F>>,
+    ) -> Option<u32> {
         let (leader, _) = self.leader?;
         let conn = self.conns.get_mut(&leader)?;
-        conn.link.ask(message, None).ok()
+        conn.link.ask(message, descriptors).ok()
     }
 
     /// The launcher is gone, and with it what it held.
     pub(super) fn lost_leader(&mut self) {
-        self.unloaded = !self.adopted
-            && self
-                .daemons
-                .values()
-                .any(|daemon| matches!(daemon.slot, Slot::Without(Holds::Empty)));
+        // What clients publish may come or not; its socket has its name all the same.
+        let unloaded = |daemon: &Daemon<F>| {
+            daemon.info.publish.is_none() && matches!(daemon.slot, Slot::Without(Holds::Empty))
+        };
+        self.unloaded = !self.adopted && self.daemons.values().any(unloaded);
+        self.nobody_stores();
         self.leader = None;
         self.asked_to_stop = None;
         for release in self.releases.values_mut() {

@@ -2,6 +2,7 @@
 
 use super::super::ConnId;
 use super::super::reap::Bundle;
+use super::publishing::Publication;
 use super::tally::Tally;
 use crate::content::Generation;
 use crate::machine::Ends;
@@ -36,6 +37,8 @@ pub(super) struct Daemon<F> {
     pub watches: u32,
     /// The request that tells the vault of an import that failed, until it is answered.
     pub reported: Option<u32>,
+    /// What a client publishes, until that is answered.
+    pub publication: Option<Publication>,
     pub served: u64,
     pub reloads: u64,
     pub tally: Tally,
@@ -50,6 +53,7 @@ impl<F> Daemon<F> {
             leases: BTreeMap::new(),
             watches: 0,
             reported: None,
+            publication: None,
             served: 0,
             reloads: 0,
             tally: Tally::default(),

@@ -126,7 +126,7 @@ impl<F> Machine<F> for Server<F> {
                 self.close(id);
             } else {
                 let why = if conn.waiting {
-                    "this takes long and goes on; ask again to see it done".to_owned()
+                    "this takes long and goes on; ask for the status to see it done".to_owned()
                 } else if conn.watch.is_some() {
                     let seconds = self.limits.idle.0 / 1_000_000;
                     format!("half a request, and not the rest of it in {seconds} s")

@@ -7,6 +7,7 @@ mod control;
 mod daemon;
 mod machine;
 mod public;
+mod publishing;
 mod tally;
 
 use super::link::Link;
@@ -71,6 +72,19 @@ pub enum ServerEvent {
         daemon: DaemonId,
         /// The content's generation.
         generation: Generation,
+    },
+    /// A client published what this daemon serves now.
+    Published {
+        /// The daemon.
+        daemon: DaemonId,
+        /// The publisher's process.
+        pid: u32,
+        /// The content's generation.
+        generation: Generation,
+        /// Tensors, aliases not counted.
+        tensors: u32,
+        /// Bytes of all regions.
+        bytes: u64,
     },
     /// Content was sent to an engine.
     Sent {
@@ -308,12 +322,15 @@ impl<F> Server<F> {
                 return self.refuse(id, request, code, &error.to_string());
             }
         };
-        match conn.origin {
-            Origin::Daemon(daemon) if descriptors.is_empty() => {
+        match (conn.origin, message) {
+            (Origin::Daemon(daemon), Message::Publish(publish)) => {
+                self.publish(id, daemon, request, publish, descriptors);
+            }
+            (Origin::Daemon(daemon), message) if descriptors.is_empty() => {
                 self.public(now, id, daemon, request, message);
             }
-            Origin::Control => self.control(now, id, request, message, descriptors),
-            _ => {
+            (Origin::Control, message) => self.control(now, id, request, message, descriptors),
+            (_, message) => {
                 let why = format!("a {} message owns no descriptors", message.name());
                 self.reaper.bury_received(descriptors);
                 self.expel(id, request, ErrorCode::BadDescriptors, &why);
@@ -330,10 +347,8 @@ impl<F> Server<F> {
         conn.closing = true;
         // This was its last answer.
         conn.waiting = false;
-        for release in self.releases.values_mut() {
-            release.waiters.retain(|(waiter, _)| *waiter != id);
-        }
         let (origin, peer) = (conn.origin, conn.peer);
+        self.waits_no_more(id);
         self.count_refusal(origin, code);
         self.event(ServerEvent::Ended {
             origin,
@@ -367,11 +382,23 @@ impl<F> Server<F> {
                 }
             }
         }
+        self.waits_no_more(id);
+        if self.leader.is_some_and(|(leader, _)| leader == id) {
+            self.lost_leader();
+        }
+    }
+
+    /// What this connection waits for goes on without it.
+    fn waits_no_more(&mut self, id: ConnId) {
         for release in self.releases.values_mut() {
             release.waiters.retain(|(waiter, _)| *waiter != id);
         }
-        if self.leader.is_some_and(|(leader, _)| leader == id) {
-            self.lost_leader();
+        let publications = self
+            .daemons
+            .values_mut()
+            .flat_map(|daemon| &mut daemon.publication);
+        for publication in publications {
+            publication.waiter.take_if(|(waiter, _)| *waiter == id);
         }
     }
 
@@ -394,6 +421,7 @@ impl<F> Server<F> {
                 }
             }
             touched = self.answer_releases(now);
+            touched.extend(self.answer_publications(now));
             if touched.is_empty() {
                 break;
             }

@@ -21,10 +21,6 @@ impl<F> Server<F> {
             Message::Report(ask) => self.report(id, on, request, ask),
             Message::GetStatus(_) => self.get_status(now, id, on, request),
             Message::GetActivity(_) => self.get_activity(id, on, request),
-            Message::Publish(_) => {
-                let why = "this daemon takes its content from its launcher only";
-                self.refuse(id, request, ErrorCode::NotAllowed, why);
-            }
             other => {
                 let why = format!("unknown command {} ({})", other.kind(), other.name());
                 self.refuse(id, request, ErrorCode::UnknownCommand, &why);
@@ -40,8 +36,8 @@ impl<F> Server<F> {
 
     pub(super) fn refuse(&mut self, id: ConnId, request: u32, code: ErrorCode, why: &str) {
         if let Some(conn) = self.conns.get_mut(&id) {
-            conn.link
-                .fail(request, code, code == ErrorCode::DigestPending, why);
+            let retryable = matches!(code, ErrorCode::DigestPending | ErrorCode::Busy);
+            conn.link.fail(request, code, retryable, why);
             let origin = conn.origin;
             self.count_refusal(origin, code);
         }
@@ -51,27 +47,18 @@ impl<F> Server<F> {
         let Some(daemon) = self.daemons.get_mut(&on) else {
             return;
         };
-        let Some(conn) = self.conns.get_mut(&id) else {
-            return;
-        };
+        let is_publishable = daemon.info.publish.is_some();
+        if is_publishable && daemon.holds() == Holds::Empty {
+            // Until the first publication there is no key to compare with.
+            let why = "nothing was published here yet: load from disk, and publish what you loaded";
+            return self.refuse(id, request, ErrorCode::Empty, why);
+        }
         match daemon.info.key.compare(&ask.key) {
             Comparison::Same => {}
-            Comparison::Different(fields) => {
-                let pid = conn.peer.pid;
-                daemon.tally.mismatched(&fields);
-                conn.link.send(
-                    request,
-                    &Mismatch {
-                        fields: fields.clone(),
-                    }
-                    .into(),
-                    None,
-                );
-                return self.event(ServerEvent::Mismatched {
-                    daemon: on,
-                    pid,
-                    fields,
-                });
+            Comparison::Different(fields) => return self.mismatch(id, on, request, fields),
+            // Only its publisher could have said it, and did not.
+            Comparison::Unknown if is_publishable && daemon.info.key.checkpoint.digest.is_none() => {
+                return self.mismatch(id, on, request, vec!["checkpoint".to_owned()]);
             }
             Comparison::Unknown if ask.key.checkpoint.digest.is_none() => {
                 daemon.tally.need_digest += 1;
@@ -82,8 +69,19 @@ impl<F> Server<F> {
                 return self.refuse(id, request, ErrorCode::DigestPending, why);
             }
         }
+        let Some(conn) = self.conns.get_mut(&id) else {
+            return;
+        };
         let served = match &daemon.slot {
             Slot::Content(served) => served,
+            Slot::Without(Holds::Released(generation)) if is_publishable => {
+                let why = format!("generation {generation} was released: publish again");
+                return self.refuse(id, request, ErrorCode::Released, &why);
+            }
+            Slot::Without(Holds::Lost(generation)) if is_publishable => {
+                let why = format!("the device lost generation {generation}: publish again");
+                return self.refuse(id, request, ErrorCode::Lost, &why);
+            }
             Slot::Without(Holds::Released(generation)) => {
                 let why = format!(
                     "generation {generation} was released: end its launcher (`weightd stop`) and run `weightd preload` again"
@@ -121,6 +119,26 @@ impl<F> Server<F> {
         conn.link
             .send(request, &state.into(), Some(Arc::clone(&served.descriptors)));
         self.event(sent);
+    }
+
+    fn mismatch(&mut self, id: ConnId, on: DaemonId, request: u32, fields: Vec<String>) {
+        let Some(daemon) = self.daemons.get_mut(&on) else {
+            return;
+        };
+        let Some(conn) = self.conns.get_mut(&id) else {
+            return;
+        };
+        daemon.tally.mismatched(&fields);
+        let pid = conn.peer.pid;
+        let mismatch = Mismatch {
+            fields: fields.clone(),
+        };
+        conn.link.send(request, &mismatch.into(), None);
+        self.event(ServerEvent::Mismatched {
+            daemon: on,
+            pid,
+            fields,
+        });
     }
 
     fn watch(&mut self, id: ConnId, on: DaemonId, request: u32, generation: Option<Generation>) {
@@ -189,7 +207,7 @@ impl<F> Server<F> {
         // One at a time, however many engines fail. A later one may have another cause.
         if current && daemon.reported.is_none() {
             let why = ask.import_failed.clone();
-            let asked = self.ask_leader(Report { daemon: on, ..ask });
+            let asked = self.ask_leader(Report { daemon: on, ..ask }, None);
             if let Some(daemon) = self.daemons.get_mut(&on) {
                 daemon.reported = asked;
             }
@@ -241,10 +259,11 @@ impl<F> Server<F> {
             if let Slot::Content(served) = std::mem::replace(&mut daemon.slot, without) {
                 self.reaper.bury(served.descriptors, Some((on, current)));
             }
-            let asked_vault = self.ask_leader(Release {
+            let release = Release {
                 daemon: on,
                 generation: Some(current),
-            });
+            };
+            let asked_vault = self.ask_leader(release, None);
             self.releases.insert(
                 (on, current),
                 PendingRelease {

@@ -18,6 +18,11 @@ pub(super) struct Tally {
 }
 
 impl Tally {
+    /// A failure with this code was answered.
+    pub fn refused(&mut self, code: u16) {
+        *self.refused.entry(code).or_default() += 1;
+    }
+
     /// A key differed in these fields.
     pub fn mismatched(&mut self, fields: &[String]) {
         self.mismatches += 1;
@@ -43,7 +48,7 @@ impl<F> Server<F> {
         if let Origin::Daemon(number) = origin
             && let Some(daemon) = self.daemons.get_mut(&number)
         {
-            *daemon.tally.refused.entry(code.number()).or_default() += 1;
+            daemon.tally.refused(code.number());
         }
     }
 

@@ -8,7 +8,8 @@ use crate::wire::message::{DaemonId, Loaded};
 pub enum VaultEvent {
     /// The server holds all that the vault holds.
     Armed {
-        /// Whether every daemon has content, or had it until it was released.
+        /// Whether nothing is left to load: every daemon has content, or had it until it was released, or
+        /// takes it from whoever publishes.
         complete: bool,
     },
     /// The server is gone, or was given up.
@@ -35,6 +36,19 @@ pub enum VaultEvent {
         daemon: DaemonId,
         /// The generation that it got.
         generation: Generation,
+    },
+    /// A client published a daemon's content.
+    Published {
+        /// The daemon.
+        daemon: DaemonId,
+        /// The generation that it got.
+        generation: Generation,
+        /// What it replaced.
+        replaced: Option<Generation>,
+        /// Tensors, aliases not counted.
+        tensors: u32,
+        /// Bytes of all regions.
+        bytes: u64,
     },
     /// The loader cannot go on.
     LoadFailed {

@@ -4,12 +4,12 @@
 //! Both come as the frames that arm a server, each with its descriptors, and both are checked alike.
 
 use super::Content;
-use crate::content::{Comparison, Generation, HandleKind};
+use crate::content::{Comparison, Generation};
 use crate::machine::descriptors::check_ends;
 use crate::machine::link::Link;
 use crate::machine::{DescriptorError, Ends, check_descriptors};
 use crate::peer::{Facts, FileKind};
-use crate::wire::message::{DaemonId, DaemonInfo, Define, Holds, Message, MessageError, Publish, RegionInfo};
+use crate::wire::message::{DaemonId, DaemonInfo, Define, Holds, Message, MessageError, Publish};
 use crate::wire::{Frame, FrameError};
 use std::sync::Arc;
 use thiserror::Error;
@@ -98,8 +98,9 @@ impl<F> Inherited<F> {
 
 impl<F> Inheritance<F> {
     /// Whether this is what a launcher wants that would serve `wanted`: the same daemons, each with the
-    /// same key. `Different` names what differs: fields of the key, and beside them `daemons` (their
-    /// number), `socket`, `global_rank`, `device_uuid` and `no_release`.
+    /// same key; where clients publish, the key is theirs, and its placement counts alone. `Different`
+    /// names what differs: fields of the key, and beside them `daemons` (their number), `socket`,
+    /// `global_rank`, `device_uuid`, `no_release` and `publish`.
     pub fn compare(&self, wanted: &[DaemonInfo]) -> Comparison {
         let mut fields: Vec<String> = Vec::new();
         let mut unknown = false;
@@ -112,9 +113,14 @@ impl<F> Inheritance<F> {
                 ("global_rank", wanted.global_rank != info.global_rank),
                 ("device_uuid", wanted.device_uuid != info.device_uuid),
                 ("no_release", wanted.no_release != info.no_release),
+                ("publish", wanted.publish != info.publish),
             ];
             let differs = differs.into_iter().filter(|(_, differs)| *differs);
             fields.extend(differs.map(|(name, _)| name.to_owned()));
+            if wanted.publish.or(info.publish).is_some() {
+                fields.extend(wanted.key.misplaced(&info.key));
+                continue;
+            }
             match wanted.key.compare(&info.key) {
                 Comparison::Same => {}
                 Comparison::Unknown => unknown = true,
@@ -230,7 +236,7 @@ impl<F> Inheriting<F> {
         for (number, daemon) in (0..).zip(&mut self.daemons) {
             match &daemon.content {
                 Err(Holds::Content(_)) => return Err(InheritError::Missing { daemon: number }),
-                Ok(content) if content.is_legacy() => {
+                Ok(content) if content.info.is_legacy() => {
                     // Its publisher is gone, and the memory with it.
                     let generation: Generation = content.generation;
                     daemon.content = Err(Holds::Lost(generation));
@@ -239,14 +245,6 @@ impl<F> Inheriting<F> {
             }
         }
         Ok(())
-    }
-}
-
-impl<F> Content<F> {
-    /// Whether it lives no longer than its publisher: memory of a legacy CUDA IPC handle.
-    pub(super) fn is_legacy(&self) -> bool {
-        let legacy = |region: &RegionInfo| region.handle == HandleKind::CudaIpc;
-        self.info.regions.iter().any(legacy)
     }
 }
 

@@ -1,17 +1,14 @@
 //! What loader and server say to the vault, and what it says to a server that follows.
 
-use super::{Content, Holding, ReleaseTicket, Vault, VaultEvent};
-use crate::content::{Comparison, Generation};
+use super::{ReleaseTicket, Vault, VaultEvent};
+use crate::content::Generation;
 use crate::machine::reap::Bundle;
-use crate::machine::{ConnId, Origin, check_descriptors};
-use crate::peer::Facts;
+use crate::machine::{ConnId, Origin};
 use crate::time::Now;
 use crate::wire::Frame;
 use crate::wire::message::{
-    DaemonId, ErrorCode, Expects, Holds, Lost, Message, MessageError, Publish, Published, Release, Released,
-    Report, Reported, Stopping,
+    DaemonId, ErrorCode, Holds, Lost, Message, MessageError, Release, Released, Report, Reported, Stopping,
 };
-use std::sync::Arc;
 
 impl<F> Vault<F> {
     pub(super) fn frame(&mut self, now: Now, id: ConnId, origin: Origin, frame: Frame<F>) {
@@ -33,8 +30,8 @@ impl<F> Vault<F> {
             }
         };
         match (origin, message) {
-            (Origin::Loader, Message::Publish(publish)) => {
-                self.publish(now, id, request, publish, descriptors)
+            (Origin::Loader | Origin::Server, Message::Publish(publish)) => {
+                self.publish(now, (id, origin), request, publish, descriptors);
             }
             (_, message) if !descriptors.is_empty() => {
                 self.reaper.bury_received(descriptors);
@@ -144,7 +141,7 @@ impl<F> Vault<F> {
     }
 
     /// Gives the server a daemon's content.
-    fn arm(&mut self, now: Now, daemon: DaemonId) {
+    pub(super) fn arm(&mut self, now: Now, daemon: DaemonId) {
         if !self.leads {
             return;
         }
@@ -155,63 +152,6 @@ impl<F> Vault<F> {
         {
             self.ask_server(now, publish, Some(descriptors));
         }
-    }
-
-    fn publish(
-        &mut self,
-        now: Now,
-        id: ConnId,
-        request: u32,
-        publish: Publish,
-        descriptors: Vec<(Facts, F)>,
-    ) {
-        let checked = check_descriptors(&publish.content, descriptors.iter().map(|(facts, _)| facts));
-        let descriptors = Arc::new(
-            descriptors
-                .into_iter()
-                .map(|(_, descriptor)| descriptor)
-                .collect(),
-        );
-        let daemon = publish.daemon;
-        let refusal = match (self.holdings.get(&daemon), checked) {
-            (None, _) => Some((ErrorCode::Malformed, format!("there is no daemon {daemon}"))),
-            (_, Err(error)) => Some((ErrorCode::BadDescriptors, error.to_string())),
-            (Some(holding), Ok(())) => conflict(holding, &publish).map(|why| (ErrorCode::Conflict, why)),
-        };
-        if let Some((code, why)) = refusal {
-            self.reaper.bury(descriptors, None);
-            return self.refuse(id, request, code, &why);
-        }
-        let generation = Generation {
-            epoch: self.epoch,
-            number: self.next_number,
-        };
-        self.next_number += 1;
-        if let Some(holding) = self.holdings.get_mut(&daemon) {
-            let known = holding.info.key.checkpoint.digest;
-            let same = holding.info.key.compare(&publish.key) == Comparison::Same;
-            holding.info.key = publish.key;
-            // A digest that came before the content is still that of the same files.
-            if same && holding.info.key.checkpoint.digest.is_none() {
-                holding.info.key.checkpoint.digest = known;
-            }
-            holding.mirrored = false;
-            let mut content = Content {
-                generation,
-                info: publish.content,
-                descriptors,
-                lives_with: None,
-            };
-            content.lives_with = content.is_legacy().then_some(id);
-            if let Ok(old) = std::mem::replace(&mut holding.content, Ok(content)) {
-                self.reaper.bury(old.descriptors, None);
-            }
-        }
-        self.was_armed = false;
-        self.revision += 1;
-        self.reply(id, request, Published { daemon, generation });
-        self.event(VaultEvent::Stored { daemon, generation });
-        self.arm(now, daemon);
     }
 
     pub(super) fn lose(&mut self, daemon: DaemonId, generation: Generation) {
@@ -256,25 +196,5 @@ impl<F> Vault<F> {
             daemon: release.daemon,
             generation: current,
         });
-    }
-}
-
-/// Why this publish may not replace what the holding has.
-fn conflict<F>(holding: &Holding<F>, publish: &Publish) -> Option<String> {
-    if publish.generation.is_some() {
-        return Some("only the vault names generations".to_owned());
-    }
-    if let Comparison::Different(fields) = holding.info.key.compare(&publish.key) {
-        return Some(format!(
-            "the content's key differs from the daemon's in {}",
-            fields.join(", ")
-        ));
-    }
-    let current = holding.content.as_ref().ok().map(|content| content.generation);
-    match (publish.expects, current) {
-        (Expects::Empty, None) => None,
-        (Expects::Generation(expected), Some(current)) if expected == current => None,
-        (_, Some(current)) => Some(format!("generation {current} was published meanwhile")),
-        (_, None) => Some("the content that this was to replace is gone".to_owned()),
     }
 }

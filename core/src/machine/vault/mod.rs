@@ -9,6 +9,7 @@ mod event;
 mod inherit;
 mod inventory;
 mod messages;
+mod publishing;
 
 pub use adopt::Adopt;
 pub use event::VaultEvent;
@@ -119,6 +120,11 @@ impl<F> Holding<F> {
             Ok(content) => Holds::Content(content.generation),
             Err(holds) => *holds,
         }
+    }
+
+    /// Whether its content comes from the launcher, and not from whoever publishes.
+    fn is_the_loaders(&self) -> bool {
+        self.info.publish.is_none()
     }
 
     /// What gives it to a server. Where it holds content, that follows; until then the server lets
@@ -254,11 +260,14 @@ impl<F> Vault<F> {
         self.server.is_some() && self.leads && self.holdings.values().all(|holding| holding.mirrored)
     }
 
-    /// Whether every daemon was given content at least once.
+    /// Whether every daemon was given content at least once, but for those that take it from whoever
+    /// publishes.
     pub fn is_loaded(&self) -> bool {
-        self.holdings
+        let unloaded = |holding: &Holding<F>| matches!(holding.content, Err(Holds::Empty));
+        !self
+            .holdings
             .values()
-            .all(|holding| !matches!(holding.content, Err(Holds::Empty)))
+            .any(|holding| holding.is_the_loaders() && unloaded(holding))
     }
 
     /// What a daemon holds: its generation, what is said of it, and the descriptors of the manifest and
@@ -416,8 +425,9 @@ impl<F> Vault<F> {
         }
         let armed = self.is_armed();
         if armed && !self.was_armed {
-            let done = |holding: &Holding<F>| !matches!(holding.content, Err(Holds::Empty | Holds::Lost(_)));
-            let complete = self.holdings.values().all(done);
+            let gone = |holding: &Holding<F>| matches!(holding.content, Err(Holds::Empty | Holds::Lost(_)));
+            let to_load = |holding: &Holding<F>| holding.is_the_loaders() && gone(holding);
+            let complete = !self.holdings.values().any(to_load);
             self.event(VaultEvent::Armed { complete });
         }
         self.was_armed = armed;
