@@ -62,6 +62,12 @@ impl Device {
         }
     }
 
+    /// A device that memory is on already. Its ordinal is not said.
+    pub(crate) fn known(kind: DeviceKind, uuid: DeviceUuid) -> Device {
+        let ordinal = 0;
+        Device { kind, ordinal, uuid }
+    }
+
     /// What it is.
     pub fn kind(&self) -> DeviceKind {
         self.kind

@@ -6,7 +6,8 @@
 //! 2. [`Region::export`] ends the filling and gives an [`Export`]: a descriptor that keeps the memory
 //!    alive for as long as any process holds it or a mapping of it, and a kind that says what it is.
 //! 3. [`Mapping::import`], in any process that was handed the descriptor, maps the memory read-only.
-//! 4. [`Weights`] reads the tensors of a [`Manifest`](weightd_core::content::Manifest) in mappings.
+//! 4. [`Weights`] finds the tensors of a [`Manifest`](weightd_core::content::Manifest) in mappings, and
+//!    clones into memory of the engine's own what the engine writes or keeps.
 //!
 //! A device is host memory, where regions are memfds that are sealed when exported, or an NVIDIA GPU,
 //! where they are made by `cuMemCreate` ([`cuda`]). What differs is behind these types: a caller passes

@@ -1,6 +1,7 @@
 //! Memory that others filled, mapped read-only.
 
-use crate::cuda::Place;
+use crate::cuda::{Place, Span};
+use crate::region::check_bounds;
 use crate::{MemoryError, cuda, host};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -120,6 +121,13 @@ impl Mapping {
         }
     }
 
+    /// The memory, where it is a device's.
+    pub(crate) fn span(&self) -> Option<Span<'_>> {
+        self.host()
+            .is_none()
+            .then(|| Span::new(self.address(), self.bytes))
+    }
+
     /// Copies from byte `offset` on to the host, and waits for it.
     ///
     /// # Errors
@@ -127,9 +135,7 @@ impl Mapping {
     /// [`MemoryError::OutOfBounds`], and [`MemoryError::Cuda`] when the device is lost.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryError> {
         let (count, bytes) = (into.len() as u64, self.bytes);
-        if offset.checked_add(count).is_none_or(|end| end > bytes) {
-            return Err(MemoryError::OutOfBounds { offset, count, bytes });
-        }
+        check_bounds(offset, count, bytes)?;
         let read = match &self.memory {
             Memory::Host(mapping) => {
                 into.copy_from_slice(&mapping.bytes()[offset as usize..][..into.len()]);

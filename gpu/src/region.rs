@@ -33,8 +33,8 @@ pub struct Export {
     pub handle: HandleKind,
 }
 
-/// Rows of one width, on their way from host memory into a region. The first starts at the source's
-/// first byte and at byte `offset` of the region.
+/// Rows of one width, on their way into a region. The first starts at the source's first byte and at
+/// byte `offset` of the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// Where the first row goes, in bytes.
@@ -146,24 +146,43 @@ impl Region {
     }
 
     pub(crate) fn check(&self, offset: u64, count: u64) -> Result<(), MemoryError> {
-        let bytes = self.bytes;
-        match offset.checked_add(count) {
-            Some(end) if end <= bytes => Ok(()),
-            _ => Err(MemoryError::OutOfBounds { offset, count, bytes }),
+        check_bounds(offset, count, self.bytes)
+    }
+
+    /// As [`Rows::check`].
+    pub(crate) fn check_rows(&self, src: usize, rows: &Rows) -> Result<bool, MemoryError> {
+        rows.check(src, self.bytes)
+    }
+
+    pub(crate) fn failed(&self, error: cuda::CudaError) -> MemoryError {
+        MemoryError::cuda(self.device, self.bytes, error)
+    }
+}
+
+impl Rows {
+    /// One row, for which pitches do not matter.
+    pub(crate) fn one(offset: u64, bytes: u64) -> Rows {
+        Rows {
+            offset,
+            dst_pitch: bytes,
+            src_pitch: bytes as usize,
+            width: bytes as usize,
+            rows: 1,
         }
     }
 
-    /// Whether there is anything to copy, once all of it was found to be inside.
-    pub(crate) fn check_rows(&self, src: usize, copy: &Rows) -> Result<bool, MemoryError> {
+    /// Whether there is anything to copy, once all of it was found to be inside: of `src` bytes from
+    /// the first row's start on, and of a region of `dst` bytes.
+    pub(crate) fn check(&self, src: usize, dst: u64) -> Result<bool, MemoryError> {
         let Rows {
             offset,
             dst_pitch,
             src_pitch,
             width,
             rows,
-        } = *copy;
+        } = *self;
         let Some(steps) = rows.checked_sub(1).filter(|_| width > 0) else {
-            return self.check(offset, 0).map(|()| false);
+            return check_bounds(offset, 0, dst).map(|()| false);
         };
         let in_source = steps
             .checked_mul(src_pitch)
@@ -180,10 +199,13 @@ impl Region {
         }
         let in_region = (steps as u64).checked_mul(dst_pitch);
         let in_region = in_region.and_then(|last| last.checked_add(width as u64));
-        self.check(offset, in_region.unwrap_or(u64::MAX)).map(|()| true)
+        check_bounds(offset, in_region.unwrap_or(u64::MAX), dst).map(|()| true)
     }
+}
 
-    pub(crate) fn failed(&self, error: cuda::CudaError) -> MemoryError {
-        MemoryError::cuda(self.device, self.bytes, error)
+pub(crate) fn check_bounds(offset: u64, count: u64, bytes: u64) -> Result<(), MemoryError> {
+    match offset.checked_add(count) {
+        Some(end) if end <= bytes => Ok(()),
+        _ => Err(MemoryError::OutOfBounds { offset, count, bytes }),
     }
 }

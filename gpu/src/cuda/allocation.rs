@@ -36,21 +36,6 @@ impl Allocation {
         })
     }
 
-    /// A copy of `bytes` mapped bytes at device address `source`.
-    pub(crate) fn copy_of(device: DeviceUuid, source: u64, bytes: u64) -> Result<Allocation, CudaError> {
-        let copy = Allocation::new(device, bytes)?;
-        let entered = copy.context.enter()?;
-        // SAFETY: the caller has the source mapped, and the destination is as large; on the default
-        // stream, which the next call waits for.
-        check("cuMemcpyDtoD", unsafe {
-            sys::cuMemcpyDtoD_v2(copy.address, source, bytes as usize)
-        })?;
-        // SAFETY: no arguments. The copy returns before it is done.
-        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })?;
-        drop(entered);
-        Ok(copy)
-    }
-
     /// The device address of its first byte.
     pub fn address(&self) -> u64 {
         self.address
@@ -59,6 +44,10 @@ impl Allocation {
     /// Its size in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
     }
 
     /// Copies `source` to byte `offset`, and waits for it.

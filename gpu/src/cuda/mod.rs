@@ -8,6 +8,7 @@
 
 mod allocation;
 mod context;
+mod copy;
 mod driver;
 mod lane;
 pub mod legacy;
@@ -17,6 +18,7 @@ mod touch;
 
 pub use allocation::Allocation;
 pub(crate) use context::{Context, memory};
+pub(crate) use copy::Span;
 pub(crate) use driver::devices;
 pub use driver::{CudaError, available};
 pub(crate) use lane::{Lane, Staging};

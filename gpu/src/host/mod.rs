@@ -1,5 +1,6 @@
-//! Host memory: regions are memfds, sealed when exported.
+//! Host memory: regions are memfds, sealed when exported; memory of this process alone is anonymous.
 
+mod anonymous;
 mod mapping;
 mod memfd;
 mod pages;
@@ -7,6 +8,7 @@ mod region;
 mod resident;
 mod room;
 
+pub(crate) use anonymous::Anonymous;
 pub(crate) use mapping::Mapping;
 pub use memfd::{read_sealed, sealed};
 pub(crate) use pages::Pages;

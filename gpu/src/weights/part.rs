@@ -1,6 +1,7 @@
 //! Parts of tensors, at their place in memory.
 
-use super::{TensorView, dims, pieces};
+use super::TensorView;
+use super::runs::{dims, pieces};
 use std::ops::Range;
 use weightd_core::content::manifest::{MAX_DIMS, Tensor};
 
@@ -14,15 +15,14 @@ impl<'a> TensorView<'a> {
     pub fn index(&self, at: u64) -> TensorView<'a> {
         let Tensor {
             name, shape, strides, ..
-        } = self.tensor;
+        } = **self;
         assert!(
             shape.first().is_some_and(|&size| at < size),
             "{name} of shape {shape:?} has no element {at} of dimension 0"
         );
-        let mut part = *self;
-        (part.tensor.shape, part.tensor.strides) = (&shape[1..], &strides[1..]);
-        part.tensor.offset = part.offset_from(at, strides[0]);
-        part
+        let part = self.moved(0, &shape[1..], &strides[1..]);
+        let by = part.bytes_on(at, strides[0]);
+        self.moved(by, part.shape, part.strides)
     }
 
     /// The elements of which the index of dimension `dim` is in `range`. They keep the tensor's name.
@@ -33,7 +33,7 @@ impl<'a> TensorView<'a> {
     pub fn narrow(&self, dim: usize, range: Range<u64>) -> Part<'a> {
         let Tensor {
             name, shape, strides, ..
-        } = self.tensor;
+        } = **self;
         let size = shape.get(dim);
         assert!(
             size.is_some_and(|&size| range.start <= range.end && range.end <= size),
@@ -46,15 +46,16 @@ impl<'a> TensorView<'a> {
             of: *self,
             shape: narrowed,
         };
-        part.of.tensor.offset = part.view().offset_from(range.start, strides[dim]);
+        let by = part.view().bytes_on(range.start, strides[dim]);
+        part.of = self.moved(by, shape, strides);
         part
     }
 
-    /// Where this view starts when moved on by `steps` of `stride`, in bytes of the region.
-    fn offset_from(&self, steps: u64, stride: u64) -> u64 {
+    /// How many bytes on this view starts when it is moved by `steps` of `stride`.
+    fn bytes_on(&self, steps: u64, stride: u64) -> u64 {
         if self.elements() == 0 {
             // The strides of an empty view are unchecked, and lead nowhere.
-            return self.offset;
+            return 0;
         }
         let width = self.dtype.bits();
         let start = steps * stride * width;
@@ -67,7 +68,7 @@ impl<'a> TensorView<'a> {
             self.name,
             self.shape
         );
-        self.offset + start / 8
+        start / 8
     }
 }
 
@@ -82,8 +83,7 @@ pub struct Part<'a> {
 impl Part<'_> {
     /// The part as a view of its own, at its place in the memory of the whole.
     pub fn view(&self) -> TensorView<'_> {
-        let mut view = self.of;
-        view.tensor.shape = &self.shape[..self.of.shape.len()];
-        view
+        let of = &self.of;
+        of.moved(0, &self.shape[..of.shape.len()], of.strides)
     }
 }

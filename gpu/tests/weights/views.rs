@@ -1,39 +1,9 @@
 //! A manifest over mapped memory.
 
-use proptest::prelude::*;
+use crate::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use weightd_core::content::manifest::{ManifestBuilder, Region, TensorKind, TensorSpec};
-use weightd_core::content::{DeviceUuid, Dtype, HandleKind, Manifest};
-use weightd_gpu::{Device, Mapping, TensorView, Weights, WeightsError};
-
-fn mapping(device: Device, bytes: &[u8]) -> Mapping {
-    let region = device.allocate(bytes.len() as u64).unwrap();
-    region.write(0, bytes).unwrap();
-    let export = region.export().unwrap();
-    Mapping::import(export.handle, export.fd, export.bytes, device.uuid()).unwrap()
-}
-
-fn region(device: DeviceUuid, bytes: usize) -> Region {
-    Region {
-        handle: HandleKind::Memfd,
-        bytes: bytes as u64,
-        device,
-        legacy: None,
-    }
-}
-
-fn u8s<'a>(shape: &'a [u64], strides: Option<&'a [u64]>, region: usize, offset: u64) -> TensorSpec<'a> {
-    let (kind, dtype) = (TensorKind::Parameter, Dtype::U8);
-    TensorSpec {
-        kind,
-        persistent: true,
-        dtype,
-        shape,
-        strides,
-        region,
-        offset,
-    }
-}
+use weightd_core::content::Manifest;
+use weightd_gpu::WeightsError;
 
 /// Two regions of 4 and 6 bytes.
 fn two_regions() -> Manifest {
@@ -152,10 +122,6 @@ fn one(device: Device, memory: &[u8], spec: TensorSpec<'_>) -> Weights {
     builder.region(region(device.uuid(), memory.len()));
     builder.tensor("t", spec);
     Weights::new(builder.finish().unwrap(), vec![mapping(device, memory)]).unwrap()
-}
-
-fn packed(view: &TensorView<'_>) -> Vec<u8> {
-    view.runs(&view.fetch().unwrap()).collect::<Vec<_>>().concat()
 }
 
 /// Experts 0 and 1, each with two rows of gate and two of up, of three bytes.
