@@ -1,12 +1,16 @@
 //! Tensors in mapped memory, or in memory of the engine's own.
 
 mod backing;
+mod missing;
+mod module;
 mod own;
 mod part;
 mod runs;
 mod view;
 
 pub(crate) use backing::Backing;
+pub use missing::Missing;
+pub use module::Module;
 pub use part::Part;
 pub use runs::Runs;
 pub use view::TensorView;
@@ -60,12 +64,17 @@ use weightd_core::content::{DeviceUuid, Generation, Manifest};
 /// let mapping = Mapping::import(export.handle, export.fd, export.bytes, device.uuid())?;
 /// let mut weights = Weights::new(builder.finish()?, vec![mapping])?;
 ///
-/// let weight = weights.get("layers.0.mlp.weight").ok_or("no weight")?;
+/// // Take the model apart, module by module.
+/// let layer = weights.module("layers.0");
+/// let weight = layer.module("mlp").get("weight").ok_or("no weight")?;
 /// assert_eq!((weight.shape, weight.contiguous()), (&[2, 2][..], Some(&[1, 2, 3, 4][..])));
 ///
 /// // Own what the engine writes; all else stays shared.
 /// weights.make_writable(|name| name.ends_with(".scale"))?;
 /// weights.get_mut("layers.0.scale").ok_or("not ours")?[0] = 7;
+///
+/// // Run on no tensor that has no data.
+/// weights.require(["layers.0.mlp.weight", "layers.0.scale"])?;
 ///
 /// // Or own all of it.
 /// let mut copy = weights.duplicate()?;

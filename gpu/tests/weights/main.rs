@@ -1,4 +1,4 @@
-//! `Weights`, over host memory: reading and owning.
+//! `Weights`, over host memory: reading, taking apart and owning.
 
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -6,6 +6,7 @@ use weightd_core::content::manifest::{ManifestBuilder, Region, TensorKind, Tenso
 use weightd_core::content::{DeviceUuid, Dtype, HandleKind};
 use weightd_gpu::{Device, Mapping, TensorView, Weights};
 
+mod modules;
 mod own;
 mod views;
 
