@@ -34,4 +34,6 @@ pub use lane::{Lane, LaneMemory};
 pub use mapping::Mapping;
 pub use owned::Owned;
 pub use region::{Export, Region, Rows};
-pub use weights::{Missing, Module, Part, Runs, TensorView, Weights, WeightsError};
+pub use weights::{
+    Difference, Missing, Module, OverwriteError, Part, Runs, TensorForm, TensorView, Weights, WeightsError,
+};

@@ -3,6 +3,7 @@
 mod backing;
 mod missing;
 mod module;
+mod overwrite;
 mod own;
 mod part;
 mod runs;
@@ -11,6 +12,7 @@ mod view;
 pub(crate) use backing::Backing;
 pub use missing::Missing;
 pub use module::Module;
+pub use overwrite::{Difference, OverwriteError, TensorForm};
 pub use part::Part;
 pub use runs::Runs;
 pub use view::TensorView;
@@ -76,10 +78,11 @@ use weightd_core::content::{DeviceUuid, Generation, Manifest};
 /// // Run on no tensor that has no data.
 /// weights.require(["layers.0.mlp.weight", "layers.0.scale"])?;
 ///
-/// // Or own all of it.
+/// // Or own all of it, and take over later weights of the same shapes in place.
 /// let mut copy = weights.duplicate()?;
 /// copy.get_mut("layers.0.mlp.weight").ok_or("not ours")?.fill(0);
-/// drop(weights);
+/// copy.overwrite(&weights)?;
+/// assert_eq!(copy.get("layers.0.mlp.weight").unwrap().host(), Some(&[1, 2, 3, 4][..]));
 /// # Ok(())
 /// # }
 /// ```

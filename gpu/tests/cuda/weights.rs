@@ -1,7 +1,7 @@
-//! Weights of the engine's own on the device: copies and clones.
+//! Weights of the engine's own on the device: copies, clones and taking over in place.
 
 use crate::*;
-use weightd_gpu::TensorView;
+use weightd_gpu::{Difference, OverwriteError, TensorView};
 
 /// Mapped weights in one region of these bytes.
 fn mapped(device: Device, memory: &[u8], add: impl FnOnce(&mut ManifestBuilder)) -> Weights {
@@ -161,4 +161,144 @@ fn clones_that_do_not_fit_together_are_refused_before_the_first_byte() {
     // One of them fits.
     weights.make_writable(|name| name == "b").unwrap();
     assert!(weights.get("b").unwrap().is_writable());
+}
+
+/// The orders in which three dimensions may lie, innermost first.
+const ORDERS: [[usize; 3]; 6] = [[2, 1, 0], [2, 0, 1], [1, 2, 0], [1, 0, 2], [0, 1, 2], [0, 2, 1]];
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn bytes_come_by_name_whatever_the_layouts_are() {
+    const SHAPE: [u64; 3] = [5, 17, 33];
+    let layouts: Vec<(Vec<u64>, u64)> = ORDERS
+        .iter()
+        .flat_map(|order| [0, 3].map(|gap| (order, gap)))
+        .map(|(order, gap)| {
+            let (mut strides, mut next) = (vec![0; 3], 1);
+            for &dim in order {
+                strides[dim] = next;
+                next = next * SHAPE[dim] + gap;
+            }
+            (strides, next)
+        })
+        .collect();
+    let memory = |salt: u8| bytes(2 << 20).iter().map(|byte| byte ^ salt).collect::<Vec<u8>>();
+    // One tensor for each pair of layouts: in the first one here and in the second one there.
+    let pairs: Vec<_> = layouts
+        .iter()
+        .flat_map(|here| layouts.iter().map(move |there| (here, there)))
+        .collect();
+    let add = |builder: &mut ManifestBuilder, ours: bool| {
+        for (number, (here, there)) in pairs.iter().enumerate() {
+            let (strides, size) = if ours { here } else { there };
+            assert!(size * 2 <= 10_000);
+            let spec = spec(Dtype::BF16, &SHAPE, Some(strides), number as u64 * 10_000);
+            builder.tensor(&format!("t{number}"), spec);
+        }
+    };
+    let (old, new) = (memory(0), memory(77));
+    assert!(pairs.len() * 10_000 <= old.len());
+    let mut results = Vec::new();
+    for device in [Device::host(0), device()] {
+        let mut own = mapped(device, &old, |builder| add(builder, true))
+            .duplicate()
+            .unwrap();
+        let new = mapped(device, &new, |builder| add(builder, false));
+        let addresses: Vec<u64> = own.tensors().map(|view| view.address()).collect();
+        own.overwrite(&new).unwrap();
+        assert!(own.tensors().map(|view| view.address()).eq(addresses));
+        for (number, tensor) in own.tensors().enumerate() {
+            assert!(
+                packed(&tensor) == elements(&new, tensor.name),
+                "{:?}",
+                pairs[number]
+            );
+        }
+        // What lies between the elements is on both devices as it was.
+        results.push(
+            own.tensors()
+                .map(|view| view.fetch().unwrap().into_owned())
+                .collect::<Vec<_>>(),
+        );
+    }
+    assert!(results[0] == results[1]);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn fused_weights_are_taken_over_with_their_parts_or_not_at_all() {
+    let device = device();
+    let (old, new) = (bytes(3 << 20), bytes(4 << 20).split_off(1 << 20));
+    let mut own = model(device, &old, 0).duplicate().unwrap();
+    own.overwrite(&model(device, &new, 1024)).unwrap();
+    let expected = model(device, &new, 1024);
+    for name in ["qkv", "q", "k", "v", "norm", "scale"] {
+        assert!(elements(&own, name) == elements(&expected, name), "{name}");
+    }
+    let mut apart = model(device, &old, 0);
+    apart.make_writable(|name| name == "q").unwrap();
+    let error = own.overwrite(&apart).unwrap_err();
+    let OverwriteError::Differ { differences } = &error else {
+        panic!("{error}");
+    };
+    assert!(
+        matches!(&differences[..], [Difference::Shared { name, .. }] if name == "q"),
+        "{error}"
+    );
+    assert!(elements(&own, "qkv") == elements(&expected, "qkv"));
+    // Own memory for each tensor takes any layout.
+    apart.make_writable(|_| true).unwrap();
+    apart.overwrite(&expected).unwrap();
+    assert!(elements(&apart, "q") == elements(&expected, "q"));
+    assert!(elements(&apart, "qkv") == elements(&expected, "qkv"));
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn rows_further_apart_than_a_pitch_may_be_come_too() {
+    let device = device();
+    const APART: u64 = 5 << 29;
+    let region = device.allocate(APART + 100).unwrap();
+    region.write(0, b"first").unwrap();
+    region.write(APART, b"later").unwrap();
+    let far = over(device, region, |builder| {
+        builder.tensor("t", spec(Dtype::U8, &[2, 5], Some(&[APART, 1]), 0));
+    });
+    let near = |memory| {
+        mapped(device, memory, |builder| {
+            builder.tensor("t", spec(Dtype::U8, &[2, 5], None, 0))
+        })
+    };
+    let mut own = near(b"..........").duplicate().unwrap();
+    own.overwrite(&far).unwrap();
+    assert_eq!(elements(&own, "t"), b"firstlater");
+    let mut own = far.duplicate().unwrap();
+    own.overwrite(&near(b"abcdeABCDE")).unwrap();
+    let t = own.get("t").unwrap();
+    assert_eq!(
+        (packed(&t.index(0)), packed(&t.index(1))),
+        (b"abcde".to_vec(), b"ABCDE".to_vec())
+    );
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn weights_of_another_device_are_not_taken_over() {
+    let (device, host) = (device(), Device::host(0));
+    let memory = bytes(3 << 20);
+    let (mut own, mut hosted) = (
+        model(device, &memory, 0).duplicate().unwrap(),
+        model(host, &memory, 0).duplicate().unwrap(),
+    );
+    for error in [
+        own.overwrite(&model(host, &memory, 256)).unwrap_err(),
+        hosted.overwrite(&model(device, &memory, 256)).unwrap_err(),
+    ] {
+        let OverwriteError::Differ { differences } = &error else {
+            panic!("{error}");
+        };
+        let other = |difference: &Difference| matches!(difference, Difference::Device { .. });
+        assert!(differences.len() == 5 && differences.iter().all(other), "{error}");
+    }
+    assert!(elements(&own, "qkv") == elements(&hosted, "qkv"));
 }

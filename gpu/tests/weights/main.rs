@@ -1,4 +1,4 @@
-//! `Weights`, over host memory: reading, taking apart and owning.
+//! `Weights`, over host memory: reading, taking apart, owning and taking over.
 
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -7,6 +7,7 @@ use weightd_core::content::{DeviceUuid, Dtype, HandleKind};
 use weightd_gpu::{Device, Mapping, TensorView, Weights};
 
 mod modules;
+mod overwrite;
 mod own;
 mod views;
 
