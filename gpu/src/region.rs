@@ -1,14 +1,18 @@
 //! Memory that is being filled.
 
+mod present;
+
 use crate::device::DeviceKind;
 use crate::{Device, MemoryError, cuda, host};
+use rustix::io::fcntl_dupfd_cloexec;
 use std::os::fd::OwnedFd;
 use weightd_core::content::{DeviceUuid, HandleKind};
 
 /// One allocation of a device, filled by any number of threads at once and then exported.
 ///
 /// When a write returns, its source may be reused. Where two writes overlap, either may win. The
-/// fast way in is a [`Lane`](crate::Lane).
+/// fast way in from host memory is a [`Lane`](crate::Lane); what is on the device already comes by
+/// [`copy_from_device`](Region::copy_from_device).
 #[derive(Debug)]
 pub struct Region {
     memory: Memory,
@@ -47,6 +51,22 @@ pub struct Rows {
     pub width: usize,
     /// How many rows there are.
     pub rows: usize,
+}
+
+impl Export {
+    /// Another descriptor of the same memory: a publisher sends one and maps the other.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError::System`] when the descriptors run out.
+    pub fn try_clone(&self) -> Result<Export, MemoryError> {
+        let fd = fcntl_dupfd_cloexec(&self.fd, 0);
+        Ok(Export {
+            fd: fd.map_err(MemoryError::system("duplicating a descriptor"))?,
+            bytes: self.bytes,
+            handle: self.handle,
+        })
+    }
 }
 
 impl Region {

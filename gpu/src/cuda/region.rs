@@ -1,6 +1,7 @@
 //! Device memory that is being filled, and its way into another process.
 
 use super::context::Context;
+use super::copy;
 use super::driver::{CudaError, check};
 use super::range::{Allocation, Range, location};
 use crate::region::Rows;
@@ -66,6 +67,20 @@ impl Region {
         // SAFETY: the caller has checked that all rows are in `source` and in the region; the call
         // returns when the copy is done.
         check("cuMemcpy2D", unsafe { sys::cuMemcpy2DUnaligned_v2(&copy) })
+    }
+
+    /// Copies rows from device address `from` on, and waits for them, also when it fails.
+    ///
+    /// # Safety
+    ///
+    /// All rows must be memory that this device can read, until this returns; the caller has checked
+    /// that they are in the region.
+    pub unsafe fn copy_rows(&self, from: u64, rows: &Rows) -> Result<(), CudaError> {
+        let entered = self.context().enter()?;
+        // SAFETY: as the caller vouches; the region's context is current.
+        let started = unsafe { copy::start(self.address(), from, rows) };
+        drop(entered);
+        started.and(copy::wait(self.context()))
     }
 
     pub fn zero(&self, offset: u64, count: u64) -> Result<(), CudaError> {

@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code)] // One store that must fail, and what an engine does at addresses.
 
+mod publishing;
 mod weights;
 
 use cudarc::driver::sys;
