@@ -43,6 +43,8 @@ pub struct Cli {
 pub enum Command {
     /// Load a checkpoint and serve it until Ctrl-C.
     Preload(PreloadArgs),
+    /// Serve what engines publish, until Ctrl-C.
+    Serve(ServeArgs),
     /// Map what is served, as an engine would.
     Attach(AttachArgs),
     /// List the daemons of a socket directory.
@@ -282,6 +284,37 @@ pub struct PreloadArgs {
     pub model: ModelArgs,
 
     #[command(flatten)]
+    pub launcher: LauncherArgs,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct ServeArgs {
+    /// Serve a draft beside each target, on the last pipeline stage, for speculative decoding.
+    #[arg(long)]
+    pub draft: bool,
+
+    /// What a publisher does where a device cannot hold old and new weights at once: keep the old, and
+    /// fail; or drop-first, so that nothing is served until the new are there.
+    #[arg(long, value_name = "HOW", default_value = "keep")]
+    pub replace: ReplaceArg,
+
+    #[command(flatten)]
+    pub parallel: ParallelArgs,
+
+    #[command(flatten)]
+    pub launcher: LauncherArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ReplaceArg {
+    Keep,
+    DropFirst,
+}
+
+/// What every launcher is told, wherever its weights come from.
+#[derive(Clone, Debug, Args)]
+pub struct LauncherArgs {
+    #[command(flatten)]
     pub place: WhereArgs,
 
     /// Refuse `weightd release` and engines that ask to let go.
@@ -300,6 +333,17 @@ pub struct PreloadArgs {
         default_value = "127.0.0.1"
     )]
     pub health_host: String,
+
+    /// What the serving process runs on; they serve the same, and are there to be compared.
+    #[arg(long, value_name = "NAME", default_value = "blocking", hide = true)]
+    pub runtime: RuntimeArg,
+}
+
+/// What a serving process waits with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RuntimeArg {
+    /// A thread of its own, which blocks.
+    Blocking,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -424,6 +468,10 @@ pub struct ServerArgs {
     /// The path of the control socket.
     #[arg(long)]
     pub control: PathBuf,
+
+    /// As for `preload` and `serve`.
+    #[arg(long, default_value = "blocking")]
+    pub runtime: RuntimeArg,
 }
 
 /// The channel to the launcher comes as standard input.

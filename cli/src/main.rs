@@ -52,6 +52,7 @@ fn run() -> Result<ExitCode, CliError> {
     }
     match cli.command {
         Command::Preload(args) => preload::run(&args, &cli.log),
+        Command::Serve(args) => preload::serve::run(&args, &cli.log),
         Command::Attach(args) => attach::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Release(args) => release::run(&args),

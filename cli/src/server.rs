@@ -1,6 +1,6 @@
 //! `weightd server`: the serving process of a launcher. It never loads a device.
 
-use crate::args::ServerArgs;
+use crate::args::{RuntimeArg, ServerArgs};
 use crate::error::CliError;
 use crate::logs::{DaemonName, about};
 use crate::signals::Signals;
@@ -28,8 +28,10 @@ pub fn run(args: &ServerArgs) -> Result<ExitCode, CliError> {
         version: env!("CARGO_PKG_VERSION"),
         limits: Limits::default(),
     };
-    serve(process, &signals, log)
-        .map_err(|error| CliError::failure(format!("the server cannot go on: {error}")))?;
+    let served = match args.runtime {
+        RuntimeArg::Blocking => serve(process, &signals, log),
+    };
+    served.map_err(|error| CliError::failure(format!("the server cannot go on: {error}")))?;
     Ok(signals.exit_code())
 }
 

@@ -12,7 +12,7 @@ mod report;
 
 pub use board::Board;
 
-use crate::args::PreloadArgs;
+use crate::args::LauncherArgs;
 use crate::error::CliError;
 use probe::Prober;
 use std::io;
@@ -31,7 +31,7 @@ pub struct Health {
 
 /// Takes the port that was asked for, where one was; all that can fail fails here. Port 0 stands for any that
 /// is free.
-pub fn start(args: &PreloadArgs) -> Result<Option<Health>, CliError> {
+pub fn start(args: &LauncherArgs) -> Result<Option<Health>, CliError> {
     let Some(port) = args.health_port else {
         return Ok(None);
     };

@@ -1,8 +1,9 @@
-//! `/health`: whether every daemon answers and holds content, and if not, which does not and why.
+//! `/health`: whether every daemon answers and holds content, and if not, which does not and why. Those that
+//! wait for publishers need only answer: whoever watches this launcher could bring nothing back by ending it.
 
 use super::probe::{Answer, Probed};
 use serde_json::{Value, json};
-use weightd_core::wire::message::Holds;
+use weightd_core::wire::message::{DaemonInfo, Holds};
 
 /// True where all is well, with the same in JSON.
 pub fn report(probed: &Probed) -> (bool, Value) {
@@ -11,9 +12,13 @@ pub fn report(probed: &Probed) -> (bool, Value) {
         let (state, why) = match probed.daemons.get(number) {
             None => ("loading", Some("its weights are being loaded".to_owned())),
             Some(Err(why)) => ("unreachable", Some(why.clone())),
-            Some(Ok(Answer { status, .. })) => state(&status.holds),
+            Some(Ok(Answer { status, .. })) => {
+                let (state, why) = state(&status.info, &status.holds);
+                all_well &= why.is_none() || status.info.publish.is_some();
+                (state, why)
+            }
         };
-        all_well &= why.is_none();
+        all_well &= !matches!(state, "loading" | "unreachable");
         json!({
             "rank": member.rank,
             "role": member.role,
@@ -31,16 +36,24 @@ pub fn report(probed: &Probed) -> (bool, Value) {
     (all_well, json!({ "status": status, "daemons": daemons }))
 }
 
-fn state(holds: &Holds) -> (&'static str, Option<String>) {
+/// What it holds; and why that is nothing.
+fn state(info: &DaemonInfo, holds: &Holds) -> (&'static str, Option<String>) {
+    let waits = info.publish.is_some();
     match holds {
         Holds::Content(_) => ("serving", None),
+        Holds::Empty if waits => ("empty", Some("nothing was published yet".to_owned())),
         Holds::Empty => ("empty", Some("it holds no content".to_owned())),
         Holds::Released(generation) => ("released", Some(format!("generation {generation} was released"))),
-        Holds::Lost(generation) => (
-            "lost",
-            Some(format!(
-                "the device lost generation {generation}, which is being loaded afresh"
-            )),
-        ),
+        Holds::Lost(generation) => {
+            let then = if waits {
+                "and nobody has published since"
+            } else {
+                "which is being loaded afresh"
+            };
+            (
+                "lost",
+                Some(format!("the device lost generation {generation}, {then}")),
+            )
+        }
     }
 }

@@ -60,7 +60,11 @@ pub fn begin(
             Ok((daemons, inheritance)) => return Ok((daemons, Past::Store(inheritance))),
             Err(Unfit::Halted(halt)) => return Err(halt),
             Err(Unfit::Because(why)) => {
-                warn!("what the service manager kept is dropped, and loaded anew: {why}");
+                let then = match wanted.iter().any(|info| info.publish.is_none()) {
+                    true => ", and loaded anew",
+                    false => "",
+                };
+                warn!("what the service manager kept is dropped{then}: {why}");
                 if let Some(store) = store {
                     store.clear();
                 }
@@ -88,11 +92,7 @@ pub fn begin(
                 return Ok((daemons, Past::Server(inheritance, connection)));
             }
             Comparison::Different(fields) => {
-                let why = format!(
-                    "it serves {}, which differs in {}",
-                    running(&inheritance),
-                    fields.join(", ")
-                );
+                let why = format!("it serves {}", differing(&inheritance, &fields));
                 return Err(orphan.not_adopted(dir, &why).into());
             }
             Comparison::Unknown if digests.are_known() || !has_digests(&inheritance) => {
@@ -145,12 +145,7 @@ fn from_store(
                 .into());
         }
         Comparison::Different(fields) => {
-            return Err(format!(
-                "it is {}, which differs in {}",
-                running(&inheritance),
-                fields.join(", ")
-            )
-            .into());
+            return Err(format!("it is {}", differing(&inheritance, &fields)).into());
         }
     }
     let locks = locks(&inheritance)?;
@@ -260,6 +255,18 @@ fn why_not(error: &RequestError) -> String {
     }
 }
 
+/// What is served, and how that is not what is wanted.
+fn differing(inheritance: &Inheritance<OwnedFd>, fields: &[String]) -> String {
+    let name = |field: &String| match field.as_str() {
+        "publish" => {
+            "who brings the weights (`weightd preload`, or `weightd serve` and its --replace)".to_owned()
+        }
+        _ => field.clone(),
+    };
+    let fields: Vec<String> = fields.iter().map(name).collect();
+    format!("{}, which differs in {}", running(inheritance), fields.join(", "))
+}
+
 /// What is served, for a person.
 fn running(inheritance: &Inheritance<OwnedFd>) -> String {
     let infos = || inheritance.daemons.iter().map(|daemon| &daemon.info);
@@ -278,16 +285,19 @@ fn running(inheritance: &Inheritance<OwnedFd>) -> String {
         ranks if ranks.is_empty() => String::new(),
         ranks => format!(", draft ranks {ranks}"),
     };
-    format!(
-        "{} (target ranks {}{draft}; tp {} pp {} dp {}, dtype {}, layout {}, {} bytes of checkpoint)",
-        key.model_arch,
+    let place = format!(
+        "target ranks {}{draft}; tp {} pp {} dp {}",
         ranks(Role::Target),
         key.tp_size,
         key.pp_size,
-        key.dp_size,
-        key.dtype,
-        key.layout,
-        key.checkpoint.bytes
+        key.dp_size
+    );
+    if first.publish.is_some() {
+        return format!("what engines publish ({place})");
+    }
+    format!(
+        "{} ({place}, dtype {}, layout {}, {} bytes of checkpoint)",
+        key.model_arch, key.dtype, key.layout, key.checkpoint.bytes
     )
 }
 

@@ -2,7 +2,7 @@
 //! input, and leave the launcher's session.
 
 use super::manager::hide_from;
-use crate::args::{ModelArgs, ParallelArgs, PreloadArgs, ShardingArgs, WeightsArgs};
+use crate::args::{DeviceArg, ModelArgs, ParallelArgs, RuntimeArg, ShardingArgs, WeightsArgs};
 use crate::loader::files_argument;
 use crate::logs::format_arguments;
 use clap::ValueEnum;
@@ -25,11 +25,13 @@ const ADOPTED_ENDS_WITHIN: Timespec = Timespec {
 };
 
 /// Starts the server behind the control socket's listener.
-pub fn spawn_server(control: &Path, listener: OwnedFd, log: &str) -> io::Result<Child> {
+pub fn spawn_server(control: &Path, listener: OwnedFd, runtime: RuntimeArg, log: &str) -> io::Result<Child> {
     let mut command = ourselves("server", log);
+    let runtime = runtime.to_possible_value().expect("every runtime has a name");
     command
         .arg("--control")
         .arg(control)
+        .arg(format!("--runtime={}", runtime.get_name()))
         .stdin(Stdio::from(listener))
         .spawn()
 }
@@ -45,8 +47,14 @@ pub enum Work {
     Digest(Vec<DaemonId>, [u8; 32]),
 }
 
-/// Starts the loader at the other end of a channel.
-pub fn spawn_loader(args: &PreloadArgs, work: &Work, channel: OwnedFd, log: &str) -> io::Result<Child> {
+/// Starts the loader at the other end of a channel, for devices of this kind.
+pub fn spawn_loader(
+    model: &ModelArgs,
+    device: DeviceArg,
+    work: &Work,
+    channel: OwnedFd,
+    log: &str,
+) -> io::Result<Child> {
     let mut command = ourselves("loader", log);
     let (daemons, files) = match work {
         Work::Everything => (&[][..], None),
@@ -54,7 +62,7 @@ pub fn spawn_loader(args: &PreloadArgs, work: &Work, channel: OwnedFd, log: &str
         Work::Digest(daemons, files) => (&daemons[..], Some(files)),
     };
     command
-        .args(loader_args(args))
+        .args(loader_args(model, device))
         .args(daemons.iter().map(|daemon| format!("--daemon={daemon}")))
         .args(files.map(|files| format!("--digest-only={}", files_argument(files))))
         .stdin(Stdio::from(channel))
@@ -137,12 +145,12 @@ fn ourselves(subcommand: &str, log: &str) -> Command {
 }
 
 /// Every field is named here, so that a new one cannot be forgotten.
-fn loader_args(args: &PreloadArgs) -> Vec<OsString> {
+fn loader_args(model: &ModelArgs, device: DeviceArg) -> Vec<OsString> {
     let ModelArgs {
         model,
         weights,
         sharding,
-    } = &args.model;
+    } = model;
     let WeightsArgs {
         revision,
         quantization,
@@ -231,7 +239,7 @@ fn loader_args(args: &PreloadArgs) -> Vec<OsString> {
             add(name, number.to_string().into());
         }
     }
-    if let Some(device) = args.place.device.to_possible_value() {
+    if let Some(device) = device.to_possible_value() {
         add("device", device.get_name().into());
     }
     if *enable_expert_parallel {

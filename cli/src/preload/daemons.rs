@@ -1,6 +1,6 @@
 //! The names that a launcher serves under: one lock and one listener for each daemon.
 
-use crate::args::PreloadArgs;
+use super::Setup;
 use crate::error::CliError;
 use crate::node::{self, LocalRank};
 use crate::owners::remove_stale_control;
@@ -78,20 +78,16 @@ pub struct Control {
 }
 
 /// What each daemon of this node is, in the order of their numbers.
-pub fn wanted(
-    dir: &Path,
-    args: &PreloadArgs,
-    members: Vec<(LocalRank, Key)>,
-) -> Result<Vec<DaemonInfo>, CliError> {
+pub fn wanted(setup: &Setup, members: Vec<(LocalRank, Key)>) -> Result<Vec<DaemonInfo>, CliError> {
     let info = |(rank, key): (LocalRank, Key)| {
-        let ranks_per_device = args.model.sharding.parallel.ranks_per_device;
-        let socket = node::socket_of(dir, &rank, key.role, ranks_per_device, &args.place)?;
+        let (dir, ranks_per_device) = (&setup.dir, setup.parallel().ranks_per_device);
+        let socket = node::socket_of(dir, &rank, key.role, ranks_per_device, &setup.told.place)?;
         Ok(DaemonInfo {
             socket: socket.display().to_string(),
             global_rank: rank.placement.global_rank,
             device_uuid: rank.device.uuid(),
-            no_release: args.no_release,
-            publish: None,
+            no_release: setup.told.no_release,
+            publish: setup.replace(),
             key,
         })
     };

@@ -5,14 +5,13 @@ mod names;
 mod server;
 
 use super::adoption::{self, Past};
-use super::cannot;
 use super::children::{ServerProcess, Work, describe, probe, spawn_loader};
 use super::daemons::Daemons;
 use super::probing::Prober;
 use super::recovery::{Recovery, Suspect, Verdict};
 use super::store::Store;
 use super::telling::Telling;
-use crate::args::PreloadArgs;
+use super::{Setup, Source, cannot};
 use crate::error::CliError;
 use crate::health::Board;
 use crate::logs::{DaemonName, about, end_progress};
@@ -22,7 +21,6 @@ use names::Names;
 use server::Server;
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode};
 use std::time::Instant;
 use tracing::{info, warn};
@@ -36,9 +34,7 @@ use weightd_socket::connect::pair;
 use weightd_socket::credentials::our_uid;
 
 pub struct Launcher {
-    args: PreloadArgs,
-    log: String,
-    dir: PathBuf,
+    setup: Setup,
     clock: Clock,
     driver: Driver<Vault<OwnedFd>>,
     signals: Signals,
@@ -73,12 +69,11 @@ enum End {
 }
 
 impl Launcher {
-    /// Starts server and loader, or goes on with what was inherited. Whatever was started ends when this
-    /// fails, or when what it returns is dropped; a server that is to be adopted goes on when this fails.
+    /// Starts the server, and a loader where there is something to load; or goes on with what was inherited.
+    /// Whatever was started ends when this fails, or when what it returns is dropped; a server that is to be
+    /// adopted goes on when this fails.
     pub fn start(
-        args: &PreloadArgs,
-        log: &str,
-        dir: &Path,
+        setup: Setup,
         daemons: Daemons,
         past: Past,
         store: Option<Store>,
@@ -123,9 +118,7 @@ impl Launcher {
         }
         let has_server = process.is_some();
         let mut launcher = Launcher {
-            args: args.clone(),
-            log: log.to_owned(),
-            dir: dir.to_owned(),
+            setup,
             clock,
             driver,
             signals,
@@ -154,10 +147,14 @@ impl Launcher {
         Ok(launcher)
     }
 
-    /// From here on all is ours that was another launcher's. What it had not loaded, or lost, is loaded now.
+    /// From here on all is ours that was another launcher's. What it had not loaded, or lost, is loaded now; what
+    /// clients publish is waited for.
     fn go_on(&mut self) -> Result<(), CliError> {
         self.leave_names(self.store.as_ref().is_some_and(Store::lasts));
         self.daemons.write_owners()?;
+        if self.setup.model().is_none() {
+            return Ok(());
+        }
         let now = Instant::now();
         for daemon in 0..self.daemons.claims.len() as DaemonId {
             if let Some(Holds::Empty | Holds::Lost(_)) = self.driver.machine().holds(daemon) {
@@ -284,7 +281,7 @@ impl Launcher {
         {
             moved = true;
             let name = self.name(suspect.daemon);
-            let probe = probe(&self.log);
+            let probe = probe(&self.setup.log);
             if let Err(error) = self.prober.start(&mut self.driver, now, suspect, probe) {
                 about!(warn, name, "cannot try the import: {error}; nothing changes");
             }
@@ -425,11 +422,17 @@ impl Launcher {
                 );
             }
             VaultEvent::Lost { daemon, generation } => {
-                self.recovery.lost(Instant::now(), daemon);
+                let then = match self.setup.source {
+                    Source::Checkpoint(_) => {
+                        self.recovery.lost(Instant::now(), daemon);
+                        "loading it afresh"
+                    }
+                    Source::Publishers { .. } => "nothing is served there until it is published again",
+                };
                 about!(
                     warn,
                     self.name(daemon),
-                    "daemon lost: generation {generation} is gone from its device; loading it afresh"
+                    "daemon lost: generation {generation} is gone from its device; {then}"
                 );
             }
             VaultEvent::Released { daemon, generation } => {
@@ -488,18 +491,23 @@ impl Launcher {
             let name = DaemonName::new(daemon, Some(&claim.info));
             about!(info, name, "serving on {}", claim.info.socket);
         }
-        let parallel = &self.args.model.sharding.parallel;
+        let parallel = self.setup.parallel();
         let keys = || self.daemons.claims.iter().map(|claim| &claim.info.key);
         let roles: BTreeSet<_> = keys().map(|key| key.role).collect();
         let ranks = keys().filter(|key| key.role == Role::Target).count();
+        let state = match self.setup.source {
+            Source::Checkpoint(_) => "READY",
+            // With weights or without: whoever publishes can come now, and whoever asks is answered.
+            Source::Publishers { .. } => "SERVING",
+        };
         // A closed stdout is no reason to stop serving.
         let _ = say(format_args!(
-            "READY node {}/{} ranks {} roles {} dir {}",
+            "{state} node {}/{} ranks {} roles {} dir {}",
             parallel.node_rank,
             parallel.nnodes,
             ranks,
             roles.len(),
-            self.dir.display()
+            self.setup.dir.display()
         ));
         if let Some(store) = &mut self.store {
             store.manager().tell("READY=1");
@@ -507,11 +515,22 @@ impl Launcher {
         Ok(())
     }
 
+    /// Nothing of what clients publish is loaded.
     fn start_loader(&mut self, work: Work) -> Result<(), CliError> {
+        let Some(model) = self.setup.model() else {
+            return Ok(());
+        };
         let failed = cannot("start the loader");
         let uid = our_uid().map_err(CliError::failure)?;
         let (ours, theirs) = pair().map_err(&failed)?;
-        let mut child = spawn_loader(&self.args, &work, theirs, &self.log).map_err(&failed)?;
+        let mut child = spawn_loader(
+            model,
+            self.setup.told.place.device,
+            &work,
+            theirs,
+            &self.setup.log,
+        )
+        .map_err(&failed)?;
         let peer = Peer { pid: child.id(), uid };
         if let Err(error) = self.driver.add(self.clock.now(), ours, Origin::Loader, peer) {
             let _ = child.kill();

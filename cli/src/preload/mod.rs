@@ -1,14 +1,18 @@
-//! `weightd preload`: the launcher. It holds the vault, and keeps a server in front of it.
+//! `weightd preload`: a launcher. It holds the vault, and keeps a server in front of it. `weightd serve` is one
+//! that loads nothing.
 
 mod adoption;
 mod children;
 mod daemons;
 mod digests;
 mod launcher;
+mod launching;
 mod manager;
 mod names;
 mod probing;
 mod recovery;
+pub mod serve;
+mod setup;
 mod store;
 mod telling;
 
@@ -18,14 +22,11 @@ use crate::error::CliError;
 use crate::health;
 use crate::models::{models, speculative};
 use crate::node;
-use crate::signals::Signals;
 use crate::speculative::Speculative;
-use adoption::Past;
-use digests::{Digests, Halt};
-use manager::Manager;
+use launching::Ground;
+use setup::{Setup, Source};
 use std::io;
 use std::process::ExitCode;
-use store::Store;
 use tracing::info;
 use weightd_core::content::Role;
 use weightd_gpu::DeviceKind;
@@ -41,18 +42,16 @@ fn cannot(doing: &'static str) -> impl Fn(io::Error) -> CliError {
 }
 
 pub fn run(args: &PreloadArgs, log: &str) -> Result<ExitCode, CliError> {
-    let kept = manager::kept();
-    let mut store = Manager::from_env().map(|manager| Store::new(manager, &kept));
-    let signals = Signals::catch().map_err(cannot("catch signals"))?;
+    let ground = Ground::take()?;
     // Everything that can be refused is refused before anything is started.
-    let ranks = node::local_ranks(&args.model.sharding.parallel, args.place.device, Finder::Child)?;
-    let mut args = args.clone();
+    let parallel = &args.model.sharding.parallel;
+    let ranks = node::local_ranks(parallel, args.launcher.place.device, Finder::Child)?;
+    let mut told = args.launcher.clone();
     // The loader takes what was found, whatever it would find itself.
-    args.place.device = match ranks.first().map(|rank| rank.device.kind()) {
+    told.place.device = match ranks.first().map(|rank| rank.device.kind()) {
         Some(DeviceKind::Cuda) => DeviceArg::Cuda,
         _ => DeviceArg::Cpu,
     };
-    let args = &args;
     if let Some(Speculative::NotCached(method)) = speculative(&args.model)? {
         info!(
             "the draft of speculative method {method} is not cached: only those of mtp, eagle and eagle3 are"
@@ -75,8 +74,8 @@ pub fn run(args: &PreloadArgs, log: &str) -> Result<ExitCode, CliError> {
         }
         opened.push(checkpoint);
     }
-    let health = health::start(args)?;
-    let dir = node::create_dir(&args.place).map_err(CliError::failure)?;
+    let health = health::start(&told)?;
+    let dir = node::create_dir(&told.place).map_err(CliError::failure)?;
     let mut members = Vec::new();
     for (model, checkpoint) in models.iter().zip(&opened) {
         let identity = checkpoint.identity();
@@ -84,20 +83,14 @@ pub fn run(args: &PreloadArgs, log: &str) -> Result<ExitCode, CliError> {
             members.push((*rank, model.key(checkpoint, &identity, rank)?));
         }
     }
-    let wanted = daemons::wanted(dir.path(), args, members)?;
-    let mut digests = Digests::new(&models, opened, &signals);
-    let (daemons, past) = match adoption::begin(dir.path(), wanted, &mut digests, store.as_mut(), kept) {
-        Ok(begun) => begun,
-        Err(Halt::Signal) => return Ok(signals.exit_code()),
-        Err(Halt::Error(error)) => return Err(error),
+    let setup = Setup {
+        source: Source::Checkpoint(Box::new(args.model.clone())),
+        told,
+        dir: dir.path().to_owned(),
+        log: log.to_owned(),
     };
-    if matches!(past, Past::None) {
-        // A loader may have to digest all files before it finds that out.
-        weightd_gpu::check_room(regions).map_err(CliError::failure)?;
-    }
-    let launcher = launcher::Launcher::start(args, log, dir.path(), daemons, past, store, signals)?;
-    if let Some(health) = health {
-        health.answer(launcher.board());
-    }
-    launcher.run()
+    let wanted = daemons::wanted(&setup, members)?;
+    // A loader may have to digest all files before it finds that out.
+    let has_room = || weightd_gpu::check_room(regions).map_err(CliError::failure);
+    launching::launch(ground, setup, wanted, (&models, opened), has_room, health)
 }

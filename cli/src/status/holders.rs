@@ -42,11 +42,15 @@ fn of_daemon(status: &DaemonStatus, activity: Option<&Activity>) -> Vec<(u64, St
         Holds::Content(generation) => Some(generation),
         _ => None,
     };
+    let (begins, takes) = match status.info.publish {
+        None => ("preload", ""),
+        Some(_) => ("serve", "; engines may publish"),
+    };
     let mut held = Vec::new();
     if let Some(generation) = current {
         let by = match status.launcher_pid {
             0 => format!(
-                "server {}, launcher none: take it over with `weightd preload` as before, or end it with `weightd stop`",
+                "server {}, launcher none: take it over with `weightd {begins}` as before, or end it with `weightd stop`",
                 status.pid
             ),
             launcher => format!("launcher {launcher} and server {}", status.pid),
@@ -58,7 +62,7 @@ fn of_daemon(status: &DaemonStatus, activity: Option<&Activity>) -> Vec<(u64, St
         let bytes = size(status.bytes);
         held.push((
             status.bytes,
-            format!("{name}: {bytes} of generation {generation}, {leased}, held by {by}"),
+            format!("{name}: {bytes} of generation {generation}, {leased}, held by {by}{takes}"),
         ));
     } else {
         let why = match status.holds {
@@ -66,7 +70,7 @@ fn of_daemon(status: &DaemonStatus, activity: Option<&Activity>) -> Vec<(u64, St
             Holds::Lost(generation) => format!("generation {generation} was lost"),
             Holds::Empty | Holds::Content(_) => "nothing was published yet".to_owned(),
         };
-        held.push((0, format!("{name}: serves nothing: {why}")));
+        held.push((0, format!("{name}: serves nothing: {why}{takes}")));
     }
     for &Leased {
         generation, bytes, ..

@@ -2,7 +2,7 @@
 
 use super::holds;
 use serde_json::{Map, Value, json};
-use weightd_core::wire::message::{Activity, DaemonStatus, ErrorCode};
+use weightd_core::wire::message::{Activity, DaemonStatus, ErrorCode, Replace};
 
 pub fn object(status: &DaemonStatus, activity: Option<&Activity>) -> Value {
     let (state, generation) = holds(status);
@@ -26,6 +26,7 @@ pub fn object(status: &DaemonStatus, activity: Option<&Activity>) -> Value {
         "tp_rank": key.tp_rank,
         "device_uuid": status.info.device_uuid.hex(),
         "no_release": status.info.no_release,
+        "publish": status.info.publish.map(replace),
         "state": state,
         "generation": generation,
         "bytes": status.bytes,
@@ -39,6 +40,14 @@ pub fn object(status: &DaemonStatus, activity: Option<&Activity>) -> Value {
         "activity": activity.map(activity_json),
         "key": key_json(status),
     })
+}
+
+/// As `weightd serve --replace` calls it.
+fn replace(replace: Replace) -> &'static str {
+    match replace {
+        Replace::Keep => "keep",
+        Replace::DropFirst => "drop-first",
+    }
 }
 
 fn activity_json(activity: &Activity) -> Value {

@@ -70,8 +70,8 @@ fn row(found: &Found) -> [String; 12] {
         digits(&info.device_uuid.hex()),
         info.global_rank.to_string(),
         info.key.role.name().to_owned(),
-        info.key.model_arch.clone(),
-        info.key.layout.clone(),
+        or_none(&info.key.model_arch),
+        or_none(&info.key.layout),
         state.to_owned(),
         generation.unwrap_or_else(none),
         size(status.bytes),
@@ -80,6 +80,11 @@ fn row(found: &Found) -> [String; 12] {
         status.pid.to_string(),
         launcher,
     ]
+}
+
+/// What nobody has said yet of a daemon that waits for its first publication.
+fn or_none(text: &str) -> String {
+    if text.is_empty() { "-" } else { text }.to_owned()
 }
 
 fn digits(device: &str) -> String {

@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{OsStr, OsString};
 use table::{FLAGS, Flag, SHORT, Takes, Weights};
 
-/// The commands that take a model as vLLM does.
-const TRANSLATED: [&str; 3] = ["preload", "attach", "plan"];
+/// The commands that take a model, or at least its parallel sizes, as vLLM does.
+const TRANSLATED: [&str; 4] = ["preload", "attach", "plan", "serve"];
 
 /// The flag whose keys have flags of their own as well.
 const SPECULATIVE: &str = "speculative-config";
@@ -172,6 +172,9 @@ impl Translation {
         let Some(model) = loose.next() else {
             return Ok(());
         };
+        if !self.takes_model() {
+            return Err(no_model(&format!("{model:?}")));
+        }
         let given = |arg: &OsString| {
             let bytes = arg.as_encoded_bytes();
             bytes == b"--model" || bytes.starts_with(b"--model=") || bytes.starts_with(b"-m")
@@ -185,6 +188,10 @@ impl Translation {
         }
         self.args.push(with_value("--model", &model));
         Ok(())
+    }
+
+    fn takes_model(&self) -> bool {
+        self.known.0.contains_key("--model")
     }
 
     /// One flag, and the values that follow it.
@@ -275,6 +282,8 @@ impl Translation {
                 Some(value) => self.args.push(with_value(&long, &value)),
                 None => self.args.push(long.into()),
             },
+            // It would decide which weights are meant, and nobody would heed it.
+            Weights::Ours if !self.takes_model() => return Err(no_model(&long)),
             _ => self.ignore(name),
         }
         Ok(())
@@ -342,6 +351,14 @@ fn with_value(long: &str, value: &OsStr) -> OsString {
     let mut arg = OsString::from(format!("{long}="));
     arg.push(value);
     arg
+}
+
+/// `weightd serve` is told of a model.
+fn no_model(given: &str) -> CliError {
+    CliError::Usage(format!(
+        "{given} is not for `weightd serve`, whose publishers say what their weights are: it takes parallel sizes, \
+         and --draft for a draft's daemons"
+    ))
 }
 
 fn twice(flag: &str, key: &str) -> CliError {

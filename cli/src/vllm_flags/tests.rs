@@ -53,6 +53,28 @@ fn every_spelling_of_a_flag_is_understood() {
 }
 
 #[test]
+fn a_command_without_a_model_takes_parallel_sizes_and_refuses_what_says_which_weights_are_meant() {
+    means(
+        "serve -tp 4 --pipeline_parallel_size 2 --replace keep --draft",
+        "serve --tensor-parallel-size=4 --pipeline-parallel-size=2 --replace keep --draft",
+    );
+    let ignored = translated("serve --enable-lora -dp 2").unwrap();
+    assert_eq!(ignored.args, line("serve --data-parallel-size=2"));
+    assert_eq!(ignored.ignored, ["--enable-lora"]);
+    for refused in [
+        "m",
+        "--model m",
+        "--dtype float16",
+        "-q fp8",
+        "-sc.method mtp",
+        "--spec-method mtp",
+    ] {
+        let error = translated(&format!("serve {refused}")).unwrap_err();
+        assert!(error.contains("is not for `weightd serve`"), "{refused}: {error}");
+    }
+}
+
+#[test]
 fn keys_of_the_speculative_configuration_make_its_json() {
     for given in [
         "-sc.method mtp -sc.model m",

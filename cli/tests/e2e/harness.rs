@@ -115,6 +115,13 @@ impl Site {
         assert_eq!(ran.code, Some(0), "{ran:?}");
     }
 
+    /// The same for one rank.
+    #[track_caller]
+    pub fn attach_verified_rank(&self, model: &Path, tp: u32, rank: u32) {
+        let ran = self.attach(model, tp, &["--rank", &rank.to_string(), "--verify"]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+    }
+
     /// A command that takes a model.
     pub fn on_model(&self, subcommand: &str, model: &Path, tp: u32, more: &[&str]) -> Command {
         let (model, tp) = (model.to_str().unwrap(), tp.to_string());
@@ -236,6 +243,13 @@ impl Running {
     #[track_caller]
     pub fn error(&self) -> String {
         the_error(&self.log())
+    }
+
+    /// Waits for the end of a launcher that must not start; what it says.
+    #[track_caller]
+    pub fn refused(mut self) -> String {
+        assert_eq!(self.code(), 1, "{}", self.log());
+        self.error()
     }
 
     pub fn signal(&self, which: Signal) {

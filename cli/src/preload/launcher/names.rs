@@ -50,26 +50,28 @@ impl Launcher {
             return Ok(false);
         }
         self.names.look_at = now + EVERY;
-        let Some(removed) = self.daemons.removed(&self.dir) else {
+        let Some(removed) = self.daemons.removed(&self.setup.dir) else {
             return Ok(false);
         };
-        let (place, vault) = (&self.args.place, self.driver.machine_mut());
+        let (place, vault) = (&self.setup.told.place, self.driver.machine_mut());
         let make_dir = || node::create_dir(place).map(drop);
         let mut is_given = false;
-        let put_back = self.daemons.put_back(&self.dir, self.serving, make_dir, |ends| {
-            is_given = true;
-            match ends {
-                PutBack::Daemon(daemon, ends) => vault.replace_ends(daemon, ends),
-                PutBack::Control(ends) => vault.replace_control(ends),
-            }
-        });
+        let put_back = self
+            .daemons
+            .put_back(&self.setup.dir, self.serving, make_dir, |ends| {
+                is_given = true;
+                match ends {
+                    PutBack::Daemon(daemon, ends) => vault.replace_ends(daemon, ends),
+                    PutBack::Control(ends) => vault.replace_control(ends),
+                }
+            });
         if is_given {
             if let Some(store) = &mut self.store {
                 store.ends_replaced();
             }
             self.replace_server();
         }
-        let dir = self.dir.display();
+        let dir = self.setup.dir.display();
         match put_back {
             Ok(()) => {
                 warn!(

@@ -62,7 +62,13 @@ impl Launcher {
         let failed = cannot("start the server");
         self.server.restart_at = None;
         let listener = self.daemons.control.listener.try_clone().map_err(&failed)?;
-        let child = spawn_server(&self.daemons.control.path, listener, &self.log).map_err(&failed)?;
+        let child = spawn_server(
+            &self.daemons.control.path,
+            listener,
+            self.setup.told.runtime,
+            &self.setup.log,
+        )
+        .map_err(&failed)?;
         self.watch_end(&child).map_err(&failed)?;
         self.server.process = Some(ServerProcess::Child(child));
         let (socket, peer) = connect(&self.daemons.control.path).map_err(CliError::failure)?;
