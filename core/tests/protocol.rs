@@ -241,6 +241,7 @@ fn the_limits_are_those_of_the_code() {
     let limits = weightd_core::machine::Limits::default();
     assert!(DOCUMENT.contains(&format!("at most {}", frame::MAX_BODY)));
     assert!(DOCUMENT.contains(&format!("at most {} |", frame::MAX_DESCRIPTORS)));
+    assert!(DOCUMENT.contains(&format!("takes at most {} bytes", weightd_core::content::MAX_KEY)));
     assert!(DOCUMENT.contains(&format!("a whole server | {};", limits.connections)));
     assert!(DOCUMENT.contains(&format!("a whole server | {} |", limits.leases)));
     assert!(DOCUMENT.contains(&format!(

@@ -22,6 +22,8 @@ const HEADS: [&str; 12] = [
 const NUMBERS: [&str; 6] = ["RANK", "BYTES", "LEASES", "UP", "SERVER", "LAUNCHER"];
 /// As many of a device's digits as tell it from others; the list below has them all.
 const DEVICE_DIGITS: usize = 8;
+/// As much of a text as leaves room for the others.
+const TEXT_CHARS: usize = 64;
 
 /// The table, its heads first.
 pub fn lines(found: &[Found]) -> Vec<String> {
@@ -70,8 +72,8 @@ fn row(found: &Found) -> [String; 12] {
         digits(&info.device_uuid.hex()),
         info.global_rank.to_string(),
         info.key.role.name().to_owned(),
-        or_none(&info.key.model_arch),
-        or_none(&info.key.layout),
+        shown(&info.key.model_arch),
+        shown(&info.key.layout),
         state.to_owned(),
         generation.unwrap_or_else(none),
         size(status.bytes),
@@ -82,9 +84,16 @@ fn row(found: &Found) -> [String; 12] {
     ]
 }
 
-/// What nobody has said yet of a daemon that waits for its first publication.
-fn or_none(text: &str) -> String {
-    if text.is_empty() { "-" } else { text }.to_owned()
+/// What a publisher says, on one line; and what nobody has said yet of a daemon that waits for one.
+fn shown(text: &str) -> String {
+    let printed = text.chars().take(TEXT_CHARS).map(|character| match character {
+        control if control.is_control() => char::REPLACEMENT_CHARACTER,
+        other => other,
+    });
+    match text {
+        "" => "-".to_owned(),
+        _ => printed.collect(),
+    }
 }
 
 fn digits(device: &str) -> String {
@@ -130,6 +139,13 @@ mod tests {
         );
         let times = [0, 59, 61, 3600, 90_000].map(duration);
         assert_eq!(times, ["0s", "59s", "1m01s", "1h00m", "1d01h"]);
+    }
+
+    #[test]
+    fn what_publishers_say_stays_in_its_column() {
+        assert_eq!(shown(""), "-");
+        assert_eq!(shown("Llama\n\u{1b}[2J"), "Llama\u{fffd}\u{fffd}[2J");
+        assert_eq!(shown(&"ß".repeat(100)).chars().count(), TEXT_CHARS);
     }
 
     #[test]

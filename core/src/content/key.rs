@@ -2,7 +2,7 @@
 
 use super::Role;
 use serde::{Deserialize, Serialize};
-use speedy::{Readable, Writable};
+use speedy::{Endianness, Readable, Writable};
 use std::collections::BTreeMap;
 
 /// Which bytes a checkpoint consists of, as far as one side knows.
@@ -106,6 +106,9 @@ pub enum Comparison {
     Unknown,
 }
 
+/// The most that a key may take in messages, in bytes: it shares frames of 64 KiB with what is said around it.
+pub const MAX_KEY: usize = 60 * 1024;
+
 /// The fields that say which shard of a model it is, and for which role.
 const PLACEMENT: [&str; 7] = [
     "tp_size", "tp_rank", "pp_size", "pp_rank", "role", "dp_size", "dp_rank",
@@ -122,6 +125,12 @@ impl Key {
             }
             Comparison::Same | Comparison::Unknown => Vec::new(),
         }
+    }
+
+    /// Whether every message that has to carry this key can.
+    pub fn fits(&self) -> bool {
+        let bytes = Writable::<Endianness>::bytes_needed(self);
+        bytes.is_ok_and(|bytes| bytes <= MAX_KEY)
     }
 
     /// Compares field by field. A checkpoint that is not known to be equal is named only when it

@@ -7,5 +7,5 @@ pub mod manifest;
 
 pub use dtype::Dtype;
 pub use identity::{DeviceUuid, Generation, HandleKind, Role};
-pub use key::{CheckpointId, Comparison, Key};
+pub use key::{CheckpointId, Comparison, Key, MAX_KEY};
 pub use manifest::Manifest;

@@ -1,7 +1,7 @@
 //! Content that comes in: from a loader, and, where clients may publish, from them by way of the server.
 
 use super::{Content, Holding, Vault, VaultEvent};
-use crate::content::{Comparison, Generation};
+use crate::content::{Comparison, Generation, MAX_KEY};
 use crate::machine::{ConnId, Origin, check_descriptors};
 use crate::peer::Facts;
 use crate::time::Now;
@@ -30,6 +30,11 @@ impl<F> Vault<F> {
         let refusal = match (self.holdings.get(&daemon), checked) {
             (None, _) => Some((ErrorCode::Malformed, format!("there is no daemon {daemon}"))),
             (_, Err(error)) => Some((ErrorCode::BadDescriptors, error.to_string())),
+            // It came in a frame, but others would have to carry it with more.
+            (Some(_), Ok(())) if !publish.key.fits() => {
+                let why = format!("the key takes more than {MAX_KEY} bytes: shorten what `extra` says");
+                Some((ErrorCode::Malformed, why))
+            }
             (Some(holding), Ok(())) => not_from_clients(holding, &publish)
                 .filter(|_| origin == Origin::Server)
                 .map(|why| (ErrorCode::NotAllowed, why.to_owned()))

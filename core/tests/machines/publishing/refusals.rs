@@ -88,6 +88,54 @@ fn descriptors_that_are_not_what_is_said_of_them_end_the_publisher_and_leave_not
     }
 }
 
+/// A key that takes about this many bytes.
+fn key_of(bytes: usize) -> Key {
+    let mut key = key(0);
+    key.extra.insert("x".to_owned(), "x".repeat(bytes));
+    key
+}
+
+#[test]
+fn a_key_that_comes_in_a_frame_and_would_not_go_out_in_another_is_refused() {
+    for bytes in [61_440, 64_000, 65_150] {
+        let mut world = published();
+        let open = world.ledger.open_in_all();
+        let raw = world.raw(0);
+        let said = Publish {
+            key: key_of(bytes),
+            ..publication(0, Expects::Generation(generation(1)), content(64, &[5]))
+        };
+        let descriptors = vec![world.ledger.memory(64), world.ledger.memory(5)];
+        world.say(raw, said, descriptors);
+        world.run();
+        assert_eq!(answer(&mut world, raw), Err(ErrorCode::Malformed));
+        assert_eq!(world.ledger.open_in_all(), open);
+        assert_eq!(served(&mut world, 0), Ok(generation(1)));
+        world.finish();
+    }
+    // The longest that is taken goes through everything that follows.
+    let mut world = waiting();
+    let mut long = publication(0, Expects::Empty, content(64, &[1; 14]));
+    long.key = key_of(61_000);
+    let mut descriptors = vec![world.ledger.memory(64)];
+    descriptors.extend((0..14).map(|_| world.ledger.memory(1)));
+    let raw = world.raw(0);
+    world.say(raw, long.clone(), descriptors);
+    world.run();
+    assert_eq!(answer(&mut world, raw), Ok(generation(1)));
+    world.kill_server();
+    world.start_server();
+    world.run();
+    assert_eq!(status(&mut world, 0).info.key, long.key);
+    let description = world.vault.as_ref().unwrap().machine.inventory().description;
+    assert!(inventory_names(&description).is_ok());
+    world.kill_vault();
+    world.run();
+    adopt(&mut world);
+    assert!(matches!(get_state(&mut world, 0, long.key), Message::State(_)));
+    world.finish();
+}
+
 #[test]
 fn a_generation_is_named_by_the_vault_only() {
     let mut world = waiting();
