@@ -6,7 +6,7 @@ use crate::error::CliError;
 use rustix::process::setsid;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
-use weightd_blocking::client::map_regions;
+use weightd_blocking::map_regions;
 use weightd_core::content::manifest::MAX_BYTES;
 use weightd_core::content::{HandleKind, Manifest};
 use weightd_core::machine::check_descriptors;

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Builds the example for NVIDIA GPUs. Needs pip, gcc and g++, but neither a GPU nor a CUDA toolkit: compiler, headers and
 # libraries to link with are wheels of PyPI (some 900 MB), and the driver's library, which no wheel has, is made here
-# of its function names alone. The first build takes about half an hour on two cores.
+# of its function names alone. The first build takes about a quarter of an hour on two cores.
 #
-#   TOOLKIT            where the wheels go                    (default: target/cuda, beside the build)
-#   CUDA_COMPUTE_CAP   the architecture to compile for        (default: 90, for H100 and H200)
+#   CARGO_TARGET_DIR   where the build goes             (default: target)
+#   TOOLKIT            where the wheels go              (default: cuda in there)
+#   CUDA_COMPUTE_CAP   the architecture to compile for  (default: 90, for H100 and H200)
 set -euo pipefail
 cd "$(dirname "$0")"
 
 target=${CARGO_TARGET_DIR:-$PWD/target}
 toolkit=${TOOLKIT:-$target/cuda}
 export CUDA_COMPUTE_CAP=${CUDA_COMPUTE_CAP:-90}
+export CUDAFORGE_THREADS=${CUDAFORGE_THREADS:-$(nproc)}
 export CUDA_HOME=$toolkit/nvidia/cu13
 
 if [ ! -e "$toolkit/complete" ]; then

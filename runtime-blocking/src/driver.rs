@@ -1,12 +1,10 @@
 //! The driver of a machine with many connections.
 
+use crate::poller::{Change, Poller, Waker};
 use crate::reaper::Reaper;
-use mio::event::Event;
-use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token, Waker};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 use weightd_core::machine::{ConnId, Ends, IN_FLIGHT_PAUSE, Machine, Origin, Output};
@@ -15,7 +13,10 @@ use weightd_core::time::Now;
 use weightd_socket::listen::{AcceptError, accept};
 use weightd_socket::message::{ReceiveError, SendError, receive, send};
 
-const WAKER: Token = Token(0);
+/// Names a descriptor that is waited for.
+type Token = u64;
+
+const WAKER: Token = 0;
 /// How much one read may return, and so how much one connection gets before the next has its turn.
 const READ_BYTES: usize = 64 * 1024;
 /// How many connections one turn accepts before others have their turn.
@@ -74,12 +75,11 @@ impl AsFd for Listening {
 }
 
 /// Moves bytes and descriptors between sockets and a machine. [`turn`](Driver::turn) never blocks;
-/// wait on the driver's one descriptor ([`AsRawFd`]) or with [`wait`](Driver::wait).
+/// wait on the driver's one descriptor ([`AsFd`]) or with [`wait`](Driver::wait).
 #[derive(Debug)]
 pub struct Driver<M> {
     machine: M,
-    poll: Poll,
-    events: Events,
+    poller: Poller,
     targets: BTreeMap<Token, Target>,
     sockets: BTreeMap<ConnId, Socket>,
     /// Connections that may have something to do.
@@ -89,7 +89,7 @@ pub struct Driver<M> {
     /// Listeners that may have a connection.
     pending: BTreeSet<Token>,
     watched: Vec<Watch>,
-    next_token: usize,
+    next_token: Token,
     reaper: Reaper,
     wake_at: Option<Now>,
     accepting: bool,
@@ -99,13 +99,14 @@ pub struct Driver<M> {
 impl<M: Machine<OwnedFd>> Driver<M> {
     /// A driver without connections.
     pub fn new(machine: M) -> io::Result<Driver<M>> {
-        let poll = Poll::new()?;
+        let poller = Poller::new()?;
+        let waker = Arc::new(Waker::new()?);
+        poller.add(&*waker, WAKER, false)?;
         // Started at once: a thread that cannot be had later would end the driver and all it holds.
-        let reaper = Reaper::start(Arc::new(Waker::new(poll.registry(), WAKER)?))?;
+        let reaper = Reaper::start(waker)?;
         Ok(Driver {
             machine,
-            poll,
-            events: Events::with_capacity(256),
+            poller,
             targets: BTreeMap::new(),
             sockets: BTreeMap::new(),
             ready: BTreeSet::new(),
@@ -133,7 +134,7 @@ impl<M: Machine<OwnedFd>> Driver<M> {
 
     /// Takes over a non-blocking, connected socket.
     pub fn add(&mut self, now: Now, socket: OwnedFd, origin: Origin, peer: Peer) -> io::Result<ConnId> {
-        let token = self.register(&socket, Interest::READABLE | Interest::WRITABLE)?;
+        let token = self.register(&socket, true)?;
         let conn = self.machine.accept(now, origin, peer);
         self.targets.insert(token, Target::Conn(conn));
         self.sockets.insert(
@@ -159,7 +160,7 @@ impl<M: Machine<OwnedFd>> Driver<M> {
     }
 
     fn listen_on(&mut self, listener: Listening, origin: Origin) -> io::Result<()> {
-        let token = self.register(&listener, Interest::READABLE)?;
+        let token = self.register(&listener, false)?;
         self.targets.insert(token, Target::Listener(listener, origin));
         self.pending.insert(token);
         Ok(())
@@ -168,7 +169,7 @@ impl<M: Machine<OwnedFd>> Driver<M> {
     /// Waits on a descriptor of the caller's too, which must outlive the driver or be given to
     /// [`unwatch`](Driver::unwatch).
     pub fn watch(&mut self, descriptor: impl AsFd) -> io::Result<Watch> {
-        let token = self.register(&descriptor, Interest::READABLE)?;
+        let token = self.register(&descriptor, false)?;
         self.targets.insert(token, Target::Watch);
         Ok(Watch(token))
     }
@@ -176,19 +177,14 @@ impl<M: Machine<OwnedFd>> Driver<M> {
     /// Waits on it no more, before it is closed.
     pub fn unwatch(&mut self, watch: Watch, descriptor: impl AsFd) -> io::Result<()> {
         self.targets.remove(&watch.0);
-        let descriptor = descriptor.as_fd().as_raw_fd();
-        self.poll.registry().deregister(&mut SourceFd(&descriptor))
+        self.poller.remove(descriptor)
     }
 
     /// Blocks until there is something to do, or until the time is over.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        match self.poll.poll(&mut self.events, timeout) {
-            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
-            _ => {}
-        }
-        let seen: Vec<Seen> = self.events.iter().map(Seen::from).collect();
-        for seen in seen {
-            self.note(seen);
+        let changes: Vec<Change> = self.poller.wait(timeout)?.to_vec();
+        for change in changes {
+            self.note(change);
         }
         Ok(())
     }
@@ -225,30 +221,28 @@ impl<M: Machine<OwnedFd>> Driver<M> {
         })
     }
 
-    fn register(&mut self, descriptor: &impl AsFd, interest: Interest) -> io::Result<Token> {
-        let token = Token(self.next_token);
+    fn register(&mut self, descriptor: &impl AsFd, writes: bool) -> io::Result<Token> {
+        let token = self.next_token;
         self.next_token += 1;
-        self.poll
-            .registry()
-            .register(&mut SourceFd(&descriptor.as_fd().as_raw_fd()), token, interest)?;
+        self.poller.add(descriptor, token, writes)?;
         Ok(token)
     }
 
     /// Readiness is told once for each change, so it is kept until a call would block.
-    fn note(&mut self, seen: Seen) {
-        match self.targets.get(&seen.token) {
+    fn note(&mut self, change: Change) {
+        match self.targets.get(&change.token) {
             Some(Target::Conn(conn)) => {
                 if let Some(socket) = self.sockets.get_mut(conn) {
-                    socket.readable |= seen.readable;
-                    socket.writable |= seen.writable;
-                    socket.closed |= seen.closed;
+                    socket.readable |= change.readable;
+                    socket.writable |= change.writable;
+                    socket.closed |= change.closed;
                     self.ready.insert(*conn);
                 }
             }
             Some(Target::Listener(..)) => {
-                self.pending.insert(seen.token);
+                self.pending.insert(change.token);
             }
-            Some(Target::Watch) => self.watched.push(Watch(seen.token)),
+            Some(Target::Watch) => self.watched.push(Watch(change.token)),
             None => {}
         }
     }
@@ -389,28 +383,9 @@ impl<M: Machine<OwnedFd>> Driver<M> {
     }
 }
 
-impl<M> AsRawFd for Driver<M> {
+impl<M> AsFd for Driver<M> {
     /// Readable when there is something to do; wait on it, never read from it.
-    fn as_raw_fd(&self) -> RawFd {
-        self.poll.as_raw_fd()
-    }
-}
-
-struct Seen {
-    token: Token,
-    readable: bool,
-    writable: bool,
-    closed: bool,
-}
-
-impl From<&Event> for Seen {
-    fn from(event: &Event) -> Seen {
-        let broken = event.is_error();
-        Seen {
-            token: event.token(),
-            readable: event.is_readable() || event.is_read_closed() || broken,
-            writable: event.is_writable() || broken,
-            closed: (event.is_read_closed() && event.is_write_closed()) || broken,
-        }
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.poller.as_fd()
     }
 }

@@ -1,32 +1,99 @@
-//! The blocking runtime of weightd: drivers of the core's machines on mio, and what a synchronous
-//! engine or daemon needs on top of them.
+//! weightd for synchronous engines, and what all runtimes share.
 //!
-//! * [`driver`]: drives a machine with many connections (a server, a vault); never blocks.
-//! * [`client`]: drives one attach, and the blocking [`client::attach`] on it.
-//! * [`renewal`]: drives the leasing of a generation once more, when its daemon is gone.
-//! * [`request`]: one question to a daemon, and its answer.
-//! * [`adopt`]: adopting a server whose launcher is gone.
-//! * [`channel`]: a loader's side of its channel to the launcher.
-//! * [`serve`]: the blocking loop of a server.
+//! An engine makes a [`Loader`] for each of its ranks, and gets its model out of the cache or from its own
+//! disk loader, with the reason:
 //!
-//! A driver moves bytes and descriptors, and waits. It decides nothing: every time-out, retry and
-//! limit is a machine's.
+//! ```no_run
+//! use std::sync::Arc;
+//! use weightd_blocking::{EngineRank, Loaded, Loader, LoaderOptions};
+//! use weightd_checkpoint::{Checkpoint, KeyOptions, Rank, ShardingOptions};
+//! use weightd_gpu::{Device, Weights};
+//!
+//! # struct Model;
+//! # impl Model {
+//! #     fn over(weights: Weights) -> Result<Model, String> { unimplemented!() }
+//! #     fn read(path: &str) -> Result<Model, std::io::Error> { unimplemented!() }
+//! # }
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let options: LoaderOptions = r#"{"connect_timeout_s": 2}"#.parse()?;
+//! let rank = EngineRank {
+//!     device: Device::cuda()?[0],
+//!     slot: None,
+//!     rank: Rank { dp: 0, pp: 0, tp: 0 },
+//!     checkpoint: Arc::new(Checkpoint::open("/models/llama".as_ref())?),
+//!     keys: KeyOptions::new(ShardingOptions::default()),
+//!     expert_load_balancing: false,
+//! };
+//! let loader = Loader::new(&options, &rank)?;
+//! let loaded = loader.load(Model::over, |_because| Model::read("/models/llama"))?;
+//! match &loaded {
+//!     Loaded::Mapped { timing, .. } => println!("mapped in {:?}", timing.total()),
+//!     Loaded::Copied { generation, .. } => println!("copied generation {generation}"),
+//!     Loaded::LoadedFromDisk { because, .. } => eprintln!("not from the cache: {because}"),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! * [`Weights`](weightd_gpu::Weights) are the tensors by name: dtype, shape, strides, and the address on
+//!   the device, or bytes where they are in host memory. They are freed when they are dropped.
+//! * [`Loader::reload`] changes to what the daemon serves now; [`Loader::external_memory`] is for the budget
+//!   of the KV-cache.
+//! * A [`Publisher`] hands weights that the engine worked on itself (quantized, packed, fused) to a daemon,
+//!   so that the next engine maps them.
+//! * [`Lease`] says when a daemon is lost. The engine serves on: its mapping keeps the memory alive.
+//!
+//! Mapped weights are read-only: a kernel that writes to them faults, in that process alone. Clone what you
+//! write ([`Weights::own`](weightd_gpu::Weights)). Do not use sleep modes that free or move them.
+//!
+//! # For runtimes
+//!
+//! A [`Task`](task::Task) does all that waits and works: [`Loading`](loading::Loading),
+//! [`Publishing`](publishing::Publishing), [`Asking`](asking::Asking), [`Keeper`] and the server's
+//! [`Serving`](serve::Serving). A runtime waits on its one descriptor and runs its blocking work elsewhere:
+//! [`task::run`] blocks, and [`asynchronous`] is for whatever implements
+//! [`Runtime`](asynchronous::Runtime), as `weightd-tokio` and `weightd-smol` do.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
 pub mod adopt;
+pub mod asking;
+pub mod asynchronous;
+mod binding;
 pub mod channel;
-pub mod client;
 mod clock;
+mod contents;
+mod dial;
 pub mod driver;
+mod endpoint;
+mod import;
+mod keeper;
 mod line;
+mod loaded;
+mod loader;
+pub mod loading;
+mod options;
+mod poller;
+mod publisher;
+pub mod publishing;
 mod reaper;
-pub mod renewal;
 pub mod request;
 pub mod serve;
+pub mod task;
 
+pub use binding::{BindError, Binding, EngineRank};
 pub use clock::Clock;
+pub use contents::{Contents, ContentsError, FillError, Filling, View};
+pub use endpoint::{Endpoint, SOCKET_DIR_VARIABLE};
+pub use import::map_regions;
+pub use keeper::{Keeper, Lease, LeaseEvent};
+pub use loaded::{Fetched, LoadError, Loaded};
+pub use loader::Loader;
+pub use loading::Timing;
+pub use options::{LoaderOptions, OptionsError};
+pub use publisher::Publisher;
+pub use publishing::{PublishFailed, Published};
 
 /// The README's example, compiled.
 #[cfg(doctest)]

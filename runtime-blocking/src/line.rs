@@ -1,11 +1,11 @@
 //! One connection, driven for a machine that speaks on only one.
 
 use crate::clock::Clock;
-use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token};
+use crate::poller::Poller;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 use weightd_core::machine::{ConnectFailure, Exchange, IN_FLIGHT_PAUSE};
 use weightd_core::peer::Peer;
 use weightd_core::time::Now;
@@ -16,8 +16,7 @@ const READ_BYTES: usize = 64 * 1024;
 
 #[derive(Debug)]
 pub(crate) struct Line {
-    poll: Poll,
-    events: Events,
+    poller: Poller,
     socket: Option<OwnedFd>,
     /// Nothing is sent before this moment.
     paused_until: Option<Now>,
@@ -26,22 +25,17 @@ pub(crate) struct Line {
 
 impl Line {
     pub fn new() -> io::Result<Line> {
-        let (events, buffer) = (Events::with_capacity(4), vec![0; READ_BYTES]);
         Ok(Line {
-            poll: Poll::new()?,
-            events,
+            poller: Poller::new()?,
             socket: None,
             paused_until: None,
-            buffer,
+            buffer: vec![0; READ_BYTES],
         })
     }
 
     /// Takes over a non-blocking, connected socket, and closes the one before.
     pub fn open(&mut self, socket: OwnedFd) -> io::Result<()> {
-        let interest = Interest::READABLE | Interest::WRITABLE;
-        self.poll
-            .registry()
-            .register(&mut SourceFd(&socket.as_raw_fd()), Token(0), interest)?;
+        self.poller.add(&socket, 0, true)?;
         self.socket = Some(socket);
         self.paused_until = None;
         Ok(())
@@ -71,6 +65,8 @@ impl Line {
 
     /// Sends and receives once, without waiting; true when something moved.
     pub fn turn(&mut self, now: Now, machine: &mut impl Exchange<OwnedFd>) -> bool {
+        // Takes note of what made the line readable, before anything that makes it so again.
+        let _ = self.poller.wait(Some(Duration::ZERO));
         let Some(socket) = &self.socket else { return false };
         let mut moved = false;
         let mut broken = None;
@@ -117,18 +113,19 @@ impl Line {
         true
     }
 
+    /// When to turn, at the latest.
+    pub fn until(&self, until: Now) -> Now {
+        self.paused_until.map_or(until, |paused| until.min(paused))
+    }
+
     /// Blocks until something may move, or until the moment.
     pub fn wait(&mut self, clock: &Clock, until: Now) -> io::Result<()> {
-        let until = self.paused_until.map_or(until, |paused| until.min(paused));
-        match self.poll.poll(&mut self.events, clock.until(Some(until))) {
-            Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
-            _ => Ok(()),
-        }
+        self.poller.wait(clock.until(Some(self.until(until)))).map(drop)
     }
 }
 
-impl AsRawFd for Line {
-    fn as_raw_fd(&self) -> RawFd {
-        self.poll.as_raw_fd()
+impl AsFd for Line {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.poller.as_fd()
     }
 }

@@ -1,6 +1,6 @@
 //! A thread that closes descriptors: the last close of a large region can take a second.
 
-use mio::Waker;
+use crate::poller::Waker;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

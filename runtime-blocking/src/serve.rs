@@ -1,10 +1,12 @@
-//! The blocking loop of a server.
+//! A server, as a task.
 
 use crate::clock::Clock;
-use crate::driver::Driver;
+use crate::driver::{self as server, Driver, Watch};
+use crate::task::{Task, Turn, run};
+use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use weightd_core::machine::{Limits, Origin, Server, ServerEvent};
 use weightd_socket::credentials::our_uid;
 use weightd_socket::listen;
@@ -23,52 +25,107 @@ pub struct ServerProcess<'a> {
     pub limits: Limits,
 }
 
-/// Serves until a launcher or an operator asks for the end, or `signals` becomes readable. `on_event`
-/// gets each event with the server as it is after all events of its turn.
+/// Serves until a launcher or an operator asks for the end, or what was given as `signals` becomes
+/// readable.
 ///
 /// A server that has a launcher leaves the sockets to it, which may start another server behind
 /// them; one without removes those that are still its own.
-pub fn serve(
-    process: ServerProcess<'_>,
-    signals: impl AsFd,
-    mut on_event: impl FnMut(&Server<OwnedFd>, &ServerEvent),
-) -> io::Result<()> {
-    let clock = Clock::start();
-    let uid = our_uid().map_err(io::Error::other)?;
-    let server = Server::new(
-        clock.now(),
-        process.version,
-        std::process::id(),
-        uid,
-        process.limits,
-    );
-    let mut driver = Driver::new(server)?;
-    driver.listen(process.control, Origin::Control)?;
-    let signals = driver.watch(signals)?;
-    let mut led = false;
-    loop {
-        let turn = driver.turn(clock.now())?;
+pub struct Serving<C> {
+    driver: Driver<Server<OwnedFd>>,
+    clock: Clock,
+    control_path: PathBuf,
+    signals: Watch,
+    on_event: C,
+    led: bool,
+}
+
+impl<C: FnMut(&Server<OwnedFd>, &ServerEvent)> Serving<C> {
+    /// A server that begins with its first turn. `signals` must outlive it. `on_event` gets each event with
+    /// the server as it is after all events of its turn.
+    ///
+    /// # Errors
+    /// This process has no usable user, or cannot wait.
+    pub fn new(process: ServerProcess<'_>, signals: impl AsFd, on_event: C) -> io::Result<Serving<C>> {
+        let clock = Clock::start();
+        let uid = our_uid().map_err(io::Error::other)?;
+        let server = Server::new(
+            clock.now(),
+            process.version,
+            std::process::id(),
+            uid,
+            process.limits,
+        );
+        let mut driver = Driver::new(server)?;
+        driver.listen(process.control, Origin::Control)?;
+        Ok(Serving {
+            signals: driver.watch(signals)?,
+            driver,
+            clock,
+            control_path: process.control_path.to_owned(),
+            on_event,
+            led: false,
+        })
+    }
+
+    /// Whether the server shall end, and whether it is orphaned then.
+    fn end(&mut self, turn: &server::Turn<ServerEvent>) -> Option<bool> {
         let mut end = None;
         for event in &turn.events {
-            on_event(driver.machine(), event);
+            (self.on_event)(self.driver.machine(), event);
             match event {
-                ServerEvent::Led { .. } => led = true,
-                ServerEvent::LeaderGone => led = false,
+                ServerEvent::Led { .. } => self.led = true,
+                ServerEvent::LeaderGone => self.led = false,
                 ServerEvent::Stop { orphaned } => end = Some(*orphaned),
                 _ => {}
             }
         }
-        if turn.watched.contains(&signals) {
-            end = Some(!led);
-        }
-        if let Some(orphaned) = end {
-            if orphaned {
-                remove_sockets(driver.machine(), process.control_path);
-            }
-            return Ok(());
-        }
-        driver.wait(clock.until(turn.wake_at))?;
+        let signalled = turn.watched.contains(&self.signals);
+        signalled.then_some(!self.led).or(end)
     }
+}
+
+impl<C: FnMut(&Server<OwnedFd>, &ServerEvent)> Task for Serving<C> {
+    /// The server has ended.
+    type Output = ();
+
+    fn turn(&mut self) -> io::Result<Turn<Serving<C>>> {
+        let turn = self.driver.turn(self.clock.now())?;
+        Ok(match self.end(&turn) {
+            None => Turn::Wait(self.clock.until(turn.wake_at)),
+            Some(orphaned) => {
+                if orphaned {
+                    remove_sockets(self.driver.machine(), &self.control_path);
+                }
+                Turn::Done(())
+            }
+        })
+    }
+}
+
+impl<C> fmt::Debug for Serving<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Serving")
+            .field("driver", &self.driver)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<C> AsFd for Serving<C> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.driver.as_fd()
+    }
+}
+
+/// Serves until that ends. It blocks.
+///
+/// # Errors
+/// Those of [`Serving::new`].
+pub fn serve(
+    process: ServerProcess<'_>,
+    signals: impl AsFd,
+    on_event: impl FnMut(&Server<OwnedFd>, &ServerEvent),
+) -> io::Result<()> {
+    run(&mut Serving::new(process, signals, on_event)?)
 }
 
 /// Removes what is still ours. Nobody is left to tell of a failure; the next holder of the lock

@@ -6,8 +6,8 @@ use std::hint::black_box;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 use weightd_blocking::Clock;
+use weightd_blocking::Loaded;
 use weightd_blocking::channel::Channel;
-use weightd_blocking::client::{Attached, attach};
 use weightd_blocking::driver::Driver;
 use weightd_blocking::request::request;
 use weightd_core::machine::{AttachOptions, Held, Limits, Origin, Server, Vault, VaultEvent};
@@ -16,12 +16,13 @@ use weightd_core::time::Span;
 use weightd_core::wire::message::{DaemonInfo, GetState};
 use weightd_core::wire::{Header, Message};
 use weightd_gpu::Device;
+use weightd_gpu::Weights;
 use weightd_socket::connect::pair;
 use weightd_socket::credentials::our_uid;
 use weightd_socket::listen::Pending;
 use weightd_socket::lock::Lock;
 use weightd_socket::message::{receive, send};
-use weightd_tests::{Mapper, Resident, key, publication, shapes};
+use weightd_tests::{Resident, key, loader, publication, shapes};
 
 /// Connect, ask, receive the descriptors of manifest and region, close.
 fn get_state(criterion: &mut Criterion) {
@@ -171,7 +172,7 @@ fn attaching(criterion: &mut Criterion) {
             bencher.iter_with_large_drop(|| {
                 let attached = attach_once(&resident);
                 for (name, _) in &listed {
-                    black_box(attached.weights.get(name).expect("every name").address());
+                    black_box(attached.model().get(name).expect("every name").address());
                 }
                 attached
             });
@@ -180,9 +181,10 @@ fn attaching(criterion: &mut Criterion) {
     group.finish();
 }
 
-fn attach_once(resident: &Resident) -> Attached {
+fn attach_once(resident: &Resident) -> Loaded<Weights> {
     let options = AttachOptions::new(our_uid().expect("a user"));
-    attach(&resident.socket, options, resident.key.clone(), &mut Mapper).expect("attached")
+    let loader = loader(&resident.socket, options, &resident.key);
+    loader.attach().expect("attached")
 }
 
 criterion_group!(benches, get_state, get_state_in_the_server, attaching);

@@ -7,12 +7,11 @@
 
 use std::env;
 use std::time::{Duration, Instant};
-use weightd_blocking::client::attach;
 use weightd_core::machine::AttachOptions;
 use weightd_gpu::cuda::Touch;
 use weightd_gpu::{Device, DeviceKind};
 use weightd_socket::credentials::our_uid;
-use weightd_tests::{Mapper, Resident, key, shapes};
+use weightd_tests::{Resident, key, loader, shapes};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -46,10 +45,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             device: Some(device.uuid()),
             ..AttachOptions::new(our_uid()?)
         };
+        let loader = loader(&resident.socket, options, &resident.key);
         let start = Instant::now();
-        let attached = attach(&resident.socket, options, resident.key.clone(), &mut Mapper)?;
-        let timing = attached.timing;
-        let get = |(name, _): &(String, Vec<u64>)| attached.weights.get(name);
+        let attached = loader.attach()?;
+        let timing = attached.timing().unwrap_or_default();
+        let get = |(name, _): &(String, Vec<u64>)| attached.model().get(name);
         let views: Option<Vec<_>> = tensors.iter().map(get).collect();
         let whole = start.elapsed();
         let views = views.ok_or("a name is missing")?;
@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         if copy {
             let start = Instant::now();
-            let cloned = attached.weights.duplicate()?;
+            let cloned = attached.model().duplicate()?;
             copies.push(start.elapsed());
             drop(cloned);
         }

@@ -10,11 +10,10 @@ pub mod shapes;
 pub use resident::{Resident, publication};
 
 use std::path::{Path, PathBuf};
-use weightd_blocking::client::Engine;
+use weightd_blocking::{Binding, Endpoint, Loader};
 use weightd_checkpoint::{Checkpoint, KeyOptions, Rank, ShardingOptions};
 use weightd_core::content::{CheckpointId, Key};
-use weightd_core::machine::Fault;
-use weightd_gpu::Weights;
+use weightd_core::machine::AttachOptions;
 
 /// The directory of a checkpoint: `llama` (several files) or `qwen3` (one file, tied embedding).
 pub fn checkpoint(name: &str) -> PathBuf {
@@ -40,16 +39,20 @@ pub fn key() -> Key {
     key.expect("a key of the checkpoint in data/")
 }
 
-/// An engine that maps, and has the same files as the daemon.
-#[derive(Debug)]
-pub struct Mapper;
+/// The binding of an engine to the daemon behind `socket`, both with the very same files.
+///
+/// # Panics
+/// When the path is too long for a socket.
+pub fn binding(socket: &Path, options: AttachOptions, key: &Key) -> Binding {
+    let endpoint = Endpoint::socket(socket).expect("a short path");
+    let same = || Err("both sides have the same files".to_owned());
+    Binding::with(endpoint, options, key.clone(), same)
+}
 
-impl Engine for Mapper {
-    fn digest(&mut self) -> Result<[u8; 32], String> {
-        Err("both sides have the same files".to_owned())
-    }
-
-    fn copy(&mut self, _weights: &Weights) -> Result<(), Fault> {
-        Err(Fault::Other("mapping copies nothing".to_owned()))
-    }
+/// The loader of such an engine.
+///
+/// # Panics
+/// When the path is too long for a socket.
+pub fn loader(socket: &Path, options: AttachOptions, key: &Key) -> Loader {
+    Loader::from(binding(socket, options, key))
 }

@@ -9,15 +9,15 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use weightd_blocking::Clock;
+use weightd_blocking::Loaded;
 use weightd_blocking::channel::Channel;
-use weightd_blocking::client::attach;
 use weightd_blocking::driver::Driver;
 use weightd_blocking::request::{RequestError, request};
 use weightd_blocking::serve::{ServerProcess, serve};
 use weightd_core::content::manifest::{ManifestBuilder, Region, TensorKind, TensorSpec};
 use weightd_core::content::{DeviceUuid, Dtype, HandleKind, Manifest, Role};
 use weightd_core::machine::{
-    AskError, AttachOptions, HandoverEvent, Held, Limits, Origin, Outcome, Vault, VaultEvent,
+    AskError, AttachOptions, HandoverEvent, Held, Limits, Origin, Vault, VaultEvent,
 };
 use weightd_core::peer::Peer;
 use weightd_core::time::Span;
@@ -31,7 +31,7 @@ use weightd_socket::credentials::our_uid;
 use weightd_socket::listen::Pending;
 use weightd_socket::lock::Lock;
 use weightd_socket::path::{control_path, socket_path};
-use weightd_tests::{Mapper, key};
+use weightd_tests::{key, loader};
 
 /// The path of the control socket, for a child.
 const CONTROL: &str = "WEIGHTD_TEST_CONTROL";
@@ -239,17 +239,14 @@ fn content_of_every_kind_arrives_whole_in_another_process() {
     let (socket, device) = (lock.socket(), Device::host(0).uuid());
     let uid = our_uid().unwrap();
 
-    let attached = attach(socket, AttachOptions::new(uid), key(), &mut Mapper).unwrap();
-    let generation = attached.generation();
+    let attached = loader(socket, AttachOptions::new(uid), &key()).attach().unwrap();
+    let generation = attached.generation().unwrap();
     assert_eq!((generation.epoch, generation.number), (7, 1));
-    assert_eq!(
-        attached.outcome,
-        Outcome::Mapped {
-            generation,
-            leased: true
-        }
+    assert!(
+        matches!(attached, Loaded::Mapped { lease: Some(_), .. }),
+        "{attached:?}"
     );
-    let (weights, expected) = (&attached.weights, manifest(device));
+    let (weights, expected) = (attached.model(), manifest(device));
     assert_eq!(weights.manifest(), &expected);
     assert_eq!(weights.bytes(), BYTES.iter().sum::<u64>());
     for tensor in expected.tensors() {

@@ -11,14 +11,15 @@ use crate::node::{self, LocalRank};
 use crate::output::say;
 use crate::signals::Signals;
 use report::Report;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use weightd_blocking::client::{Attached, ClientError, Engine, attach};
+use weightd_blocking::{Binding, Endpoint, Loaded, Loader};
 use weightd_checkpoint::{Checkpoint, Rank};
-use weightd_core::content::{CheckpointId, Role};
-use weightd_core::machine::{AttachOptions, Fault};
+use weightd_core::content::{Key, Role};
+use weightd_core::machine::AttachOptions;
 use weightd_core::time::Span;
 use weightd_gpu::Weights;
 use weightd_socket::credentials::our_uid;
@@ -27,21 +28,19 @@ use weightd_socket::dir::{DirError, SocketDir};
 /// One rank that is mapped.
 struct Mapped {
     rank: LocalRank,
-    /// Whose daemon is there.
-    socket: PathBuf,
-    attached: Attached,
+    attached: Loaded<Weights>,
 }
 
 pub fn run(args: &AttachArgs) -> Result<ExitCode, CliError> {
     let model = chosen_model(args)?;
     let ranks: Vec<_> = model.members.iter().map(|(_, rank)| *rank).collect();
-    let checkpoint = model.open()?;
+    let checkpoint = Arc::new(model.open()?);
     let dir = wait_for_dir(args)?;
     let identity = checkpoint.identity();
-    let mut stand_in = StandIn {
-        checkpoint: &checkpoint,
-        digest: None,
-    };
+    let digest = Arc::new(Digest {
+        checkpoint: Arc::clone(&checkpoint),
+        known: OnceLock::new(),
+    });
     // An engine has its device open before it loads; so the time to map is that alone.
     let opened = ranks
         .iter()
@@ -52,12 +51,9 @@ pub fn run(args: &AttachArgs) -> Result<ExitCode, CliError> {
     for rank in ranks {
         let ranks_per_device = args.model.sharding.parallel.ranks_per_device;
         let socket = node::socket_of(dir.path(), &rank, model.role, ranks_per_device, &args.place)?;
-        let attached = attach_rank(args, &model, &socket, &mut stand_in, &identity, &rank)?;
-        mapped.push(Mapped {
-            rank,
-            socket,
-            attached,
-        });
+        let key = model.key(&checkpoint, &identity, &rank)?;
+        let attached = attach(args, &socket, &rank, key, &digest)?;
+        mapped.push(Mapped { rank, attached });
     }
     let reports = mapped
         .iter()
@@ -73,7 +69,7 @@ pub fn run(args: &AttachArgs) -> Result<ExitCode, CliError> {
         say(report.line(args.json))?;
     }
     match signals {
-        Some(signals) => hold::until_signal(mapped, &signals, args.json),
+        Some(signals) => hold::until_signal(&mapped, &signals, args.json),
         None => Ok(ExitCode::SUCCESS),
     }
 }
@@ -88,13 +84,13 @@ fn report(
     let mut report = Report::new(rank, attached);
     if args.verify {
         let (sharding, coordinates) = (&model.keys.sharding, Rank::of(&rank.placement));
-        let verified = weightd_checkpoint::verify(checkpoint, sharding, coordinates, &attached.weights);
+        let verified = weightd_checkpoint::verify(checkpoint, sharding, coordinates, attached.model());
         let global_rank = rank.placement.global_rank;
         report.verified =
             Some(verified.map_err(|error| CliError::Failure(format!("rank {global_rank}: {error}")))?);
     }
     if let Some(dir) = &args.save {
-        let path = weightd_checkpoint::save(&attached.weights, &rank.placement, dir);
+        let path = weightd_checkpoint::save(attached.model(), &rank.placement, dir);
         report.saved = Some(path.map_err(CliError::failure)?);
     }
     Ok(report)
@@ -150,57 +146,44 @@ fn chosen_model(args: &AttachArgs) -> Result<Model, CliError> {
     Ok(model)
 }
 
-fn attach_rank(
+fn attach(
     args: &AttachArgs,
-    model: &Model,
     socket: &Path,
-    stand_in: &mut StandIn<'_>,
-    identity: &CheckpointId,
     rank: &LocalRank,
-) -> Result<Attached, CliError> {
-    let identity = CheckpointId {
-        digest: stand_in.digest,
-        ..identity.clone()
-    };
-    let key = model.key(stand_in.checkpoint, &identity, rank)?;
+    key: Key,
+    digest: &Arc<Digest>,
+) -> Result<Loaded<Weights>, CliError> {
     let options = AttachOptions {
-        role: model.role,
+        role: key.role,
         // Without patience, what would send an engine to its disk loader ends the command.
         fallback: args.wait == 0,
         state_timeout: Span::secs(args.wait),
         device: Some(rank.device.uuid()),
         ..AttachOptions::new(our_uid().map_err(CliError::failure)?)
     };
-    attach(socket, options, key, stand_in).map_err(|error| {
-        let rank = rank.placement.global_rank;
-        match error {
-            ClientError::LoadFromDisk(why) => CliError::Failure(format!("rank {rank}: {why}")),
-            other => CliError::Failure(format!("rank {rank}: {other}")),
-        }
-    })
+    let endpoint = Endpoint::socket(socket).map_err(CliError::usage)?;
+    let digest = Arc::clone(digest);
+    let loader = Loader::from(Binding::with(endpoint, options, key, move || digest.get()));
+    let global_rank = rank.placement.global_rank;
+    let attached = loader.attach();
+    attached.map_err(|error| CliError::Failure(format!("rank {global_rank}: {error}")))
 }
 
-/// What an engine would bring: its checkpoint, for the digest.
-struct StandIn<'a> {
-    checkpoint: &'a Checkpoint,
-    /// Computed once for all ranks.
-    digest: Option<[u8; 32]>,
+/// What an engine would bring: its checkpoint's digest, computed once for all ranks.
+struct Digest {
+    checkpoint: Arc<Checkpoint>,
+    known: OnceLock<[u8; 32]>,
 }
 
-impl Engine for StandIn<'_> {
-    fn digest(&mut self) -> Result<[u8; 32], String> {
-        if let Some(digest) = self.digest {
-            return Ok(digest);
+impl Digest {
+    fn get(&self) -> Result<[u8; 32], String> {
+        if let Some(digest) = self.known.get() {
+            return Ok(*digest);
         }
         tracing::info!(
             "whether these are the files that the daemon loaded cannot be told by their times: comparing digests"
         );
         let digest = self.checkpoint.digest(None).map_err(|error| error.to_string())?;
-        self.digest = Some(digest);
-        Ok(digest)
-    }
-
-    fn copy(&mut self, _weights: &Weights) -> Result<(), Fault> {
-        Err(Fault::Other("weightd attach maps and never copies".to_owned()))
+        Ok(*self.known.get_or_init(|| digest))
     }
 }

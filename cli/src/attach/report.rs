@@ -2,8 +2,9 @@
 
 use crate::node::LocalRank;
 use std::path::PathBuf;
-use weightd_blocking::client::Attached;
+use weightd_blocking::Loaded;
 use weightd_checkpoint::Verified;
+use weightd_gpu::Weights;
 
 pub struct Report {
     rank: LocalRank,
@@ -18,16 +19,19 @@ pub struct Report {
 }
 
 impl Report {
-    pub fn new(rank: &LocalRank, attached: &Attached) -> Report {
-        let manifest = attached.weights.manifest();
+    pub fn new(rank: &LocalRank, attached: &Loaded<Weights>) -> Report {
+        let manifest = attached.model().manifest();
         Report {
             rank: *rank,
             tensors: manifest.tensors().len(),
             aliases: manifest.aliases().len(),
-            bytes: attached.weights.bytes(),
-            generation: attached.generation().to_string(),
-            leased: attached.lease.is_some(),
-            microseconds: attached.timing.total().as_micros() as u64,
+            bytes: attached.model().bytes(),
+            generation: attached
+                .generation()
+                .map(|generation| generation.to_string())
+                .unwrap_or_default(),
+            leased: attached.lease().is_some(),
+            microseconds: attached.timing().unwrap_or_default().total().as_micros() as u64,
             verified: None,
             saved: None,
         }

@@ -2,22 +2,22 @@
 
 use crate::harness::Site;
 use std::path::{Path, PathBuf};
-use weightd_blocking::client::{Attached, Engine, attach};
+use weightd_blocking::{Binding, Endpoint, Loaded, Loader};
 use weightd_checkpoint::{Checkpoint, KeyOptions, Rank, ShardingOptions};
 use weightd_core::content::{Key, Role};
-use weightd_core::machine::{AttachOptions, Fault};
+use weightd_core::machine::AttachOptions;
 use weightd_core::plan::placement::Parallel;
 use weightd_gpu::Weights;
 use weightd_socket::credentials::our_uid;
 
 /// Maps rank 0, as an engine that embeds weightd does.
 #[track_caller]
-pub fn map(site: &Site, model: &Path, tp: u32) -> Attached {
+pub fn map(site: &Site, model: &Path, tp: u32) -> Loaded<Weights> {
     let status = site.status();
     let daemon = status.iter().find(|daemon| daemon["global_rank"] == 0).unwrap();
     let socket = PathBuf::from(daemon["socket"].as_str().unwrap());
     let options = AttachOptions::new(our_uid().unwrap());
-    attach(&socket, options, key(model, tp), &mut Mapper).unwrap()
+    loader(&socket, options, key(model, tp)).attach().unwrap()
 }
 
 /// Why an engine of `role` with `key` gets nothing at `socket`.
@@ -27,7 +27,7 @@ pub fn refused(socket: &Path, key: Key, role: Role) -> String {
         role,
         ..AttachOptions::new(our_uid().unwrap())
     };
-    attach(socket, options, key, &mut Mapper).unwrap_err().to_string()
+    loader(socket, options, key).attach().unwrap_err().to_string()
 }
 
 /// The key of rank 0, without options.
@@ -40,9 +40,9 @@ pub fn key(model: &Path, tp: u32) -> Key {
 
 /// That what [`map`] mapped is what the checkpoint holds.
 #[track_caller]
-pub fn assert_intact(attached: &Attached, model: &Path, tp: u32) {
+pub fn assert_intact(attached: &Loaded<Weights>, model: &Path, tp: u32) {
     let checkpoint = Checkpoint::open(model).unwrap();
-    let verified = weightd_checkpoint::verify(&checkpoint, &sharding(tp), Rank::default(), &attached.weights);
+    let verified = weightd_checkpoint::verify(&checkpoint, &sharding(tp), Rank::default(), attached.model());
     assert!(verified.unwrap().bytes > 0);
 }
 
@@ -54,14 +54,13 @@ fn sharding(tp: u32) -> ShardingOptions {
     })
 }
 
-struct Mapper;
-
-impl Engine for Mapper {
-    fn digest(&mut self) -> Result<[u8; 32], String> {
-        Err("the daemon loaded these very files".to_owned())
-    }
-
-    fn copy(&mut self, _weights: &Weights) -> Result<(), Fault> {
-        Err(Fault::Other("mapping copies nothing".to_owned()))
-    }
+/// The loader of an engine that has the very files that the daemon loaded.
+pub fn loader(socket: &Path, options: AttachOptions, key: Key) -> Loader {
+    let same = || Err("the daemon loaded these very files".to_owned());
+    Loader::from(Binding::with(
+        Endpoint::socket(socket).unwrap(),
+        options,
+        key,
+        same,
+    ))
 }

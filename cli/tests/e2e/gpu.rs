@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use weightd_blocking::client::{Attached, Engine, attach};
+use weightd_blocking::Loaded;
 use weightd_checkpoint::Checkpoint;
-use weightd_core::machine::{AttachOptions, Fault, Mode, Outcome};
+use weightd_core::machine::{AttachOptions, Mode};
 use weightd_gpu::cuda::Touch;
 use weightd_gpu::{Device, Weights};
 use weightd_socket::credentials::our_uid;
@@ -165,7 +165,7 @@ fn an_engine_reads_on_while_its_server_is_killed_and_nothing_is_held_twice() {
     let mapped = map(&site, &model, 1);
     wait_until("the loader is gone", || launcher.children("loader").is_empty());
     let (generation, held) = (mapped.generation(), used() - before);
-    let expected = first_bytes(&touch, &mapped.weights);
+    let expected = first_bytes(&touch, mapped.model());
     let over = AtomicBool::new(false);
     let most = thread::scope(|scope| {
         let sampler = scope.spawn(|| {
@@ -178,7 +178,7 @@ fn an_engine_reads_on_while_its_server_is_killed_and_nothing_is_held_twice() {
         for _ in 0..5 {
             let old = launcher.child("server");
             signal(old, Signal::KILL);
-            assert_eq!(first_bytes(&touch, &mapped.weights), expected);
+            assert_eq!(first_bytes(&touch, mapped.model()), expected);
             wait_until("another server serves", || {
                 let status = site.status();
                 status.iter().any(|daemon| daemon["pid"] != old)
@@ -192,7 +192,7 @@ fn an_engine_reads_on_while_its_server_is_killed_and_nothing_is_held_twice() {
         most - before <= held,
         "{most} MiB at most, {before} before and {held} for the weights"
     );
-    assert_eq!(first_bytes(&touch, &mapped.weights), expected);
+    assert_eq!(first_bytes(&touch, mapped.model()), expected);
 }
 
 #[test]
@@ -203,12 +203,12 @@ fn an_engine_that_is_killed_takes_nothing_from_the_others() {
     let touch = Touch::new(device.uuid()).unwrap();
     let _launcher = site.preload(&model, 1, &[]);
     let mapped = map(&site, &model, 1);
-    let expected = first_bytes(&touch, &mapped.weights);
+    let expected = first_bytes(&touch, mapped.model());
     for _ in 0..5 {
         let mut other = site.start(site.on_model("attach", &model, 1, &["--all", "--hold"]));
         assert!(other.line().contains("mapped"));
         other.kill();
-        assert_eq!(first_bytes(&touch, &mapped.weights), expected);
+        assert_eq!(first_bytes(&touch, mapped.model()), expected);
     }
     assert_intact(&mapped, &model, 1);
 }
@@ -230,22 +230,6 @@ fn a_loader_killed_half_way_leaves_nothing_on_the_device() {
     wait_until("the device is as before", || used() == before);
 }
 
-/// Clones what it maps, on the device.
-#[derive(Default)]
-struct Copier(Option<Weights>);
-
-impl Engine for Copier {
-    fn digest(&mut self) -> Result<[u8; 32], String> {
-        Err("the daemon loaded these very files".to_owned())
-    }
-
-    fn copy(&mut self, weights: &Weights) -> Result<(), Fault> {
-        let copy = weights.duplicate();
-        self.0 = Some(copy.map_err(|error| Fault::Other(error.to_string()))?);
-        Ok(())
-    }
-}
-
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn two_engines_map_and_one_copies_and_each_is_right_after_the_release() {
@@ -255,30 +239,25 @@ fn two_engines_map_and_one_copies_and_each_is_right_after_the_release() {
     let before = used();
     let mut launcher = site.preload(&model, 1, &[]);
     let (first, second) = (map(&site, &model, 1), map(&site, &model, 1));
-    let expected = first_bytes(&touch, &first.weights);
-    let mut copier = Copier::default();
-    let copied: Attached = {
-        let options = AttachOptions {
-            mode: Mode::Copy,
-            ..AttachOptions::new(our_uid().unwrap())
-        };
-        attach(&socket(&site), options, key(&model, 1), &mut copier).unwrap()
+    let expected = first_bytes(&touch, first.model());
+    let options = AttachOptions {
+        mode: Mode::Copy,
+        ..AttachOptions::new(our_uid().unwrap())
     };
+    let copied = loader(&socket(&site), options, key(&model, 1)).attach().unwrap();
     assert!(
-        matches!(copied.outcome, Outcome::Copied { released: true, .. }),
-        "{:?}",
-        copied.outcome
+        matches!(copied, Loaded::Copied { released: true, .. }),
+        "{copied:?}"
     );
     assert_eq!(site.status()[0]["state"], "released");
-    drop(copied);
     drop(first);
-    assert_eq!(first_bytes(&touch, &second.weights), expected);
+    assert_eq!(first_bytes(&touch, second.model()), expected);
     assert_intact(&second, &model, 1);
-    let copy = copier.0.as_ref().unwrap();
+    let copy = copied.model();
     assert_eq!(first_bytes(&touch, copy), expected);
     drop(second);
     assert_eq!(first_bytes(&touch, copy), expected);
-    drop(copier);
+    drop(copied);
     launcher.signal(Signal::INT);
     assert_eq!(launcher.code(), 130);
     // What the driver keeps for small allocations of a context may stay with that context.
@@ -308,7 +287,7 @@ fn cycles_of_attach_and_detach_leave_memory_and_descriptors_flat() {
     wait_until("no lease is left", || site.status()[0]["leases"] == 0);
 }
 
-fn attach_at(socket: &Path, key: &weightd_core::content::Key) -> Attached {
+fn attach_at(socket: &Path, key: &weightd_core::content::Key) -> Loaded<Weights> {
     let options = AttachOptions::new(our_uid().unwrap());
-    attach(socket, options, key.clone(), &mut Copier::default()).unwrap()
+    loader(socket, options, key.clone()).attach().unwrap()
 }

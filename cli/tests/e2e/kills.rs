@@ -10,16 +10,18 @@ use crate::checkpoints::*;
 use crate::engine::*;
 use crate::harness::*;
 use plan::{Act, Kill, Plan, Seen, Victim};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{panicking, sleep};
 use std::time::{Duration, Instant};
-use weightd_blocking::client::Attached;
+use weightd_blocking::Loaded;
+use weightd_gpu::Weights;
 
 /// As many as take some twenty seconds.
 const ROUNDS: u64 = 60;
@@ -86,7 +88,9 @@ struct Before {
     daemons: Vec<Daemon>,
     launcher: u32,
     server: u32,
-    mapped: Attached,
+    mapped: Loaded<Weights>,
+    /// The engine heard of its lease: leased again, or lost.
+    told: Arc<AtomicBool>,
     holder: Option<Running>,
     /// Open descriptors of launcher and server, where all was loaded.
     descriptors: Option<[usize; 2]>,
@@ -143,6 +147,10 @@ impl Round {
             [launcher.pid(), server].map(descriptors)
         });
         let mapped = map(&self.site, &self.model, self.plan.tp);
+        let told = Arc::new(AtomicBool::new(false));
+        let tell = Arc::clone(&told);
+        let lease = mapped.lease().unwrap();
+        lease.on_event(move |_| tell.store(true, Ordering::Release));
         let holder = self.plan.holder.then(|| {
             let command = self.on_model("attach", &["--all", "--hold", "--json"]);
             let mut holder = self.site.start(command);
@@ -156,6 +164,7 @@ impl Round {
             launcher: launcher.pid(),
             server,
             mapped,
+            told,
             holder,
             descriptors,
         });
@@ -344,17 +353,13 @@ impl Round {
             return;
         };
         assert_intact(&before.mapped, &self.model, self.plan.tp);
-        let was_told = || {
-            let lease = before.mapped.lease.as_ref().unwrap();
-            let mut polled = [PollFd::new(lease, PollFlags::IN)];
-            poll(&mut polled, Some(&Timespec::default())).unwrap() > 0
-        };
+        let was_told = || before.told.load(Ordering::Acquire);
         if self.killed.contains(&before.server) || !is_alive(&before.server) {
             wait_until("the engine is told that its daemon is lost", was_told);
         } else if was_told() {
             wait_until("what the engine was told is true", || !is_alive(&before.server));
         } else {
-            let generation = before.mapped.generation().to_string();
+            let generation = before.mapped.generation().unwrap().to_string();
             let same = |daemon: &Value| {
                 daemon["generation"] == *generation
                     && daemon["role"] == "target"

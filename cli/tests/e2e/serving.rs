@@ -194,7 +194,7 @@ fn a_tied_head_is_listed_as_an_alias_of_the_embedding_though_no_file_has_it() {
     let saved = Saved::read(&save.join("dp0_pp0_tp0.safetensors"));
     assert_eq!(saved.header["__metadata__"]["lm_head.weight"], EMBEDDING);
     assert!(!saved.header.contains_key("lm_head.weight"));
-    let weights = map(&site, &model, 1).weights;
+    let weights = map(&site, &model, 1).into_model();
     let address = |name: &str| weights.get(name).unwrap().contiguous().unwrap().as_ptr();
     assert_eq!(address("lm_head.weight"), address(EMBEDDING));
 }

@@ -53,8 +53,10 @@ pub fn available() -> Result<(), CudaError> {
 }
 
 fn find() -> Result<(), CudaError> {
+    // cudarc panics where it finds no driver, and says so beforehand only where it loads the driver itself,
+    // which another user of it in the same program may have decided otherwise.
     // SAFETY: loading libcuda runs its initializers, which is what every user of it does.
-    if !unsafe { sys::is_culib_present() } {
+    if unsafe { libloading::Library::new("libcuda.so.1") }.is_err() {
         return Err(CudaError::NoDriver);
     }
     let mut found = 0;

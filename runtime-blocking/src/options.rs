@@ -1,0 +1,164 @@
+//! What an operator says to an engine's loader.
+
+use serde::{Deserialize, Deserializer};
+use std::path::PathBuf;
+use thiserror::Error;
+use weightd_core::content::Role;
+use weightd_core::machine::Mode;
+use weightd_core::time::Span;
+
+/// How an engine loads its weights, as vLLM's `--model-loader-extra-config` takes it.
+///
+/// ```
+/// use weightd_blocking::LoaderOptions;
+///
+/// let options: LoaderOptions = r#"{"mode": "copy", "instance": "chat", "connect_timeout_s": 2}"#.parse()?;
+/// assert!(options.fallback);
+///
+/// let error = r#"{"socket": "/run/x.sock"}"#.parse::<LoaderOptions>().unwrap_err();
+/// assert!(error.to_string().contains("unknown field `socket`"));
+/// # Ok::<(), weightd_blocking::OptionsError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LoaderOptions {
+    /// The daemon's socket; absent finds it by device.
+    pub socket_path: Option<PathBuf>,
+    /// The directory of the sockets; absent takes `$WEIGHTD_SOCKET_DIR`, else `/tmp/weightd-UID`.
+    pub socket_dir: Option<PathBuf>,
+    /// The name that the daemons were started with, where several models share a device.
+    pub instance: Option<String>,
+    /// `zero_copy` maps the daemon's memory; `copy` clones it and asks the daemon to let go.
+    #[serde(deserialize_with = "mode")]
+    pub mode: Mode,
+    /// Whether the engine loads from disk where the cache cannot serve. Without, it waits.
+    pub fallback: bool,
+    /// How long an answer is waited for, and a connection that broke is retried, in seconds.
+    pub connect_timeout_s: f64,
+    /// Without fallback, how long a daemon is waited for over all, in seconds.
+    pub state_timeout_s: f64,
+    /// Whether this is the draft of speculative decoding.
+    pub is_draft: bool,
+}
+
+/// Why options are none.
+#[derive(Debug, Error)]
+pub enum OptionsError {
+    /// No JSON of this form; the message names the field.
+    #[error("loader options: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Two that exclude each other, or a value that cannot be.
+    #[error("loader options: {0}")]
+    Value(String),
+}
+
+impl Default for LoaderOptions {
+    fn default() -> LoaderOptions {
+        LoaderOptions {
+            socket_path: None,
+            socket_dir: None,
+            instance: None,
+            mode: Mode::ZeroCopy,
+            fallback: true,
+            connect_timeout_s: 5.0,
+            state_timeout_s: 300.0,
+            is_draft: false,
+        }
+    }
+}
+
+impl std::str::FromStr for LoaderOptions {
+    type Err = OptionsError;
+
+    /// Reads JSON.
+    fn from_str(json: &str) -> Result<LoaderOptions, OptionsError> {
+        let options: LoaderOptions = serde_json::from_str(json)?;
+        options.check()?;
+        Ok(options)
+    }
+}
+
+impl LoaderOptions {
+    /// The role that is loaded.
+    pub fn role(&self) -> Role {
+        match self.is_draft {
+            false => Role::Target,
+            true => Role::Draft,
+        }
+    }
+
+    /// Whether they fit together.
+    pub(crate) fn check(&self) -> Result<(), OptionsError> {
+        if self.socket_path.is_some() && self.is_draft {
+            let why = "socket_path names the target's socket: leave it out with is_draft, or use socket_dir";
+            return Err(OptionsError::Value(why.to_owned()));
+        }
+        if self.socket_path.is_some() && (self.socket_dir.is_some() || self.instance.is_some()) {
+            let why = "socket_path says all: leave out socket_dir and instance";
+            return Err(OptionsError::Value(why.to_owned()));
+        }
+        self.connect_timeout().and(self.state_timeout()).map(drop)
+    }
+
+    pub(crate) fn connect_timeout(&self) -> Result<Span, OptionsError> {
+        span("connect_timeout_s", self.connect_timeout_s)
+    }
+
+    pub(crate) fn state_timeout(&self) -> Result<Span, OptionsError> {
+        span("state_timeout_s", self.state_timeout_s)
+    }
+}
+
+fn span(name: &str, seconds: f64) -> Result<Span, OptionsError> {
+    if !seconds.is_finite() || seconds < 0.0 {
+        let why = format!("{name} is {seconds}: give a number of seconds, 0 or more");
+        return Err(OptionsError::Value(why));
+    }
+    Ok(Span((seconds * 1e6) as u64))
+}
+
+fn mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Mode, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Name {
+        ZeroCopy,
+        Copy,
+    }
+    Ok(match Name::deserialize(deserializer)? {
+        Name::ZeroCopy => Mode::ZeroCopy,
+        Name::Copy => Mode::Copy,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_option_has_the_name_that_vllm_users_know() {
+        let json = r#"{"socket_dir": "/run/w", "instance": "a", "mode": "zero_copy", "fallback": false,
+            "connect_timeout_s": 0.5, "state_timeout_s": 10, "is_draft": true}"#;
+        let options: LoaderOptions = json.parse().unwrap();
+        assert_eq!(options.role(), Role::Draft);
+        assert_eq!(options.connect_timeout().unwrap(), Span::millis(500));
+        assert_eq!(options.state_timeout().unwrap(), Span::secs(10));
+        assert_eq!("{}".parse::<LoaderOptions>().unwrap(), LoaderOptions::default());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (json, named) in [
+            (r#"{"sockets": 1}"#, "sockets"),
+            (r#"{"mode": "move"}"#, "move"),
+            (r#"{"socket_path": "/x", "is_draft": true}"#, "socket_path"),
+            (r#"{"socket_path": "/x", "instance": "a"}"#, "socket_path"),
+            (r#"{"connect_timeout_s": -1}"#, "connect_timeout_s"),
+            (r#"{"state_timeout_s": 1e999}"#, "number out of range"),
+            (r#"{"fallback": "yes"}"#, "yes"),
+            ("[]", "invalid length"),
+        ] {
+            let error = json.parse::<LoaderOptions>().unwrap_err().to_string();
+            assert!(error.contains(named), "{json}: {error}");
+        }
+    }
+}

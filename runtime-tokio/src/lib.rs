@@ -1,0 +1,105 @@
+//! weightd for async engines on tokio.
+//!
+//! The same names and options as in `weightd-blocking`, where everything is explained that is not about
+//! waiting. What blocks (digests, mapping, copying, the engine's own build and disk load) runs on tokio's
+//! blocking pool; the runtime needs its I/O and time drivers ([`enable_all`]).
+//!
+//! Every future may be dropped at any moment: its connection closes and its descriptors with it. What runs
+//! on the blocking pool then runs to its end there, and what came of it is dropped.
+//!
+//! ```no_run
+//! use weightd_tokio::{EngineRank, Loaded, Loader, LoaderOptions};
+//! # use weightd_gpu::Weights;
+//! # struct Model;
+//! # impl Model {
+//! #     fn over(weights: Weights) -> Result<Model, String> { unimplemented!() }
+//! #     fn read() -> Result<Model, std::io::Error> { unimplemented!() }
+//! # }
+//!
+//! # async fn start(rank: EngineRank) -> Result<(), Box<dyn std::error::Error>> {
+//! let loader = Loader::new(&LoaderOptions::default(), &rank)?;
+//! let loaded = loader.load(Model::over, |_because| Model::read()).await?;
+//! if let Loaded::Mapped { lease: Some(lease), .. } = &loaded {
+//!     lease.on_event(|event| eprintln!("{event:?}"));
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`enable_all`]: tokio::runtime::Builder::enable_all
+
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+use std::future::Future;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::panic::resume_unwind;
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::task::AbortHandle;
+use weightd_blocking::asynchronous::{self, Runtime};
+
+pub use weightd_blocking::asynchronous::serve;
+pub use weightd_blocking::{
+    BindError, Binding, Contents, EngineRank, Filling, Lease, LeaseEvent, LoadError, Loaded, LoaderOptions,
+    PublishFailed, Published,
+};
+
+/// Loads the weights of one rank from its daemon, or has the engine load them from disk.
+pub type Loader = asynchronous::Loader<Tokio>;
+
+/// Hands weights that the engine made itself to a daemon that takes them.
+pub type Publisher = asynchronous::Publisher<Tokio>;
+
+/// tokio. All that is awaited must be awaited inside one of its runtimes.
+#[derive(Clone, Copy, Debug)]
+pub enum Tokio {}
+
+impl Runtime for Tokio {
+    type Waiting = AsyncFd<OwnedFd>;
+    type Spawned = Spawned;
+
+    // Deprecated since a type may change its descriptor behind its back, which an `OwnedFd` does not.
+    #[allow(deprecated)]
+    fn register(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+        AsyncFd::with_interest(descriptor, Interest::READABLE)
+    }
+
+    async fn readable(waiting: &AsyncFd<OwnedFd>, timeout: Option<Duration>) -> io::Result<()> {
+        let readable = async {
+            waiting.readable().await?.clear_ready();
+            Ok(())
+        };
+        match timeout {
+            None => readable.await,
+            Some(timeout) => tokio::time::timeout(timeout, readable).await.unwrap_or(Ok(())),
+        }
+    }
+
+    async fn yield_now() {
+        tokio::task::yield_now().await;
+    }
+
+    async fn unblock<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+        match tokio::task::spawn_blocking(work).await {
+            Ok(result) => result,
+            Err(error) => resume_unwind(error.into_panic()),
+        }
+    }
+
+    fn spawn(future: impl Future<Output = ()> + Send + 'static) -> Spawned {
+        Spawned(tokio::spawn(future).abort_handle())
+    }
+}
+
+/// A future in the background, which ends with this.
+#[derive(Debug)]
+pub struct Spawned(AbortHandle);
+
+impl Drop for Spawned {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
