@@ -344,6 +344,10 @@ pub struct LauncherArgs {
 pub enum RuntimeArg {
     /// A thread of its own, which blocks.
     Blocking,
+    /// tokio, on one thread.
+    Tokio,
+    /// smol, on one thread.
+    Smol,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -11,6 +11,8 @@ use tracing::{debug, warn};
 use weightd_blocking::serve::{ServerProcess, serve};
 use weightd_core::machine::{Limits, Origin, Server, ServerEvent};
 use weightd_core::wire::message::DaemonId;
+use weightd_smol::Smol;
+use weightd_tokio::Tokio;
 
 pub fn run(args: &ServerArgs) -> Result<ExitCode, CliError> {
     // Its own session: Ctrl-C and hang-up reach the launcher, which ends everything in order. It
@@ -30,6 +32,13 @@ pub fn run(args: &ServerArgs) -> Result<ExitCode, CliError> {
     };
     let served = match args.runtime {
         RuntimeArg::Blocking => serve(process, &signals, log),
+        RuntimeArg::Tokio => {
+            let mut builder = tokio::runtime::Builder::new_current_thread();
+            let runtime = builder.enable_io().enable_time().build();
+            let runtime = runtime.map_err(CliError::failure)?;
+            runtime.block_on(weightd_tokio::serve::<Tokio>(process, &signals, log))
+        }
+        RuntimeArg::Smol => smol::block_on(weightd_smol::serve::<Smol>(process, &signals, log)),
     };
     served.map_err(|error| CliError::failure(format!("the server cannot go on: {error}")))?;
     Ok(signals.exit_code())

@@ -135,7 +135,7 @@ impl<M> Fetched<M> {
             } => Loaded::Mapped {
                 model,
                 generation,
-                lease: keeper.map(keep),
+                lease: keeper.map(|keeper| keep(*keeper)),
                 timing,
             },
             Fetch::Copied {

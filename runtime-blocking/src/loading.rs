@@ -45,7 +45,7 @@ pub enum Fetch {
         /// What is mapped.
         generation: Generation,
         /// Keeps the lease for as long as it runs; absent where the daemon gave none.
-        keeper: Option<Keeper>,
+        keeper: Option<Box<Keeper>>,
         /// What it took.
         timing: Timing,
     },
@@ -147,7 +147,7 @@ impl Loading {
                 Fetch::Mapped {
                     generation,
                     // Nothing about the lease fails a load.
-                    keeper: keeper.and_then(Result::ok),
+                    keeper: keeper.and_then(Result::ok).map(Box::new),
                     timing,
                 }
             }

@@ -35,7 +35,7 @@ pub enum PublishStop {
     /// The engine copies its tensors and reports [`filled`](Publishing::filled).
     Fill(Filling),
     /// The publication is over.
-    Over(Result<Handed, PublishError>),
+    Over(Result<Box<Handed>, PublishError>),
 }
 
 /// What is published, without its runtime.
@@ -46,7 +46,7 @@ pub struct Handed {
     /// The generation that it got.
     pub generation: Generation,
     /// Keeps the lease for as long as it runs; absent where the daemon gave none.
-    pub keeper: Option<Keeper>,
+    pub keeper: Option<Box<Keeper>>,
 }
 
 /// Weights that were published. The engine goes on with them, as everybody maps them: read-only.
@@ -80,7 +80,7 @@ impl Handed {
         Published {
             weights: self.weights,
             generation: self.generation,
-            lease: self.keeper.map(keep),
+            lease: self.keeper.map(|keeper| keep(*keeper)),
         }
     }
 }
@@ -144,11 +144,11 @@ impl Publishing {
             let lease = self.dial.hang_on().filter(|_| published.leased);
             let keeper = lease.map(|lease| Keeper::new(&self.binding, generation, lease));
             let weights = self.weights.take().expect("what was published was mapped before");
-            Handed {
+            Box::new(Handed {
                 weights: weights.with_generation(generation),
                 generation,
-                keeper: keeper.and_then(Result::ok),
-            }
+                keeper: keeper.and_then(Result::ok).map(Box::new),
+            })
         }))
     }
 }
