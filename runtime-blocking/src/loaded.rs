@@ -51,6 +51,14 @@ impl<M> Loaded<M> {
         }
     }
 
+    /// The model, and the hold on what it is made of, where there is one.
+    pub fn into_parts(self) -> (M, Option<Lease>) {
+        match self {
+            Loaded::Mapped { model, lease, .. } => (model, lease),
+            Loaded::Copied { model, .. } | Loaded::LoadedFromDisk { model, .. } => (model, None),
+        }
+    }
+
     /// The model.
     pub fn model(&self) -> &M {
         match self {

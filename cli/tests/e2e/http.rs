@@ -24,9 +24,24 @@ pub fn address(launcher: &Running) -> String {
 /// The status code and the body of an answer.
 #[track_caller]
 pub fn get(address: &str, path: &str) -> (u16, String) {
+    ask("GET", address, path)
+}
+
+/// The same of a request without a body that changes something.
+#[track_caller]
+pub fn post(address: &str, path: &str) -> (u16, String) {
+    ask("POST", address, path)
+}
+
+#[track_caller]
+fn ask(method: &str, address: &str, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    )
+    .unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();

@@ -11,6 +11,7 @@ mod bad_input;
 mod checkpoints;
 mod draft;
 mod engine;
+mod examples;
 mod faults;
 mod flags;
 mod gpu;

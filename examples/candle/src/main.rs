@@ -1,18 +1,21 @@
 //! A small engine: a Llama on candle, which generates greedily.
 
+mod cache;
 mod llama;
 mod source;
+mod start;
 mod weights;
 
 use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device};
 use clap::{Parser, ValueEnum};
-use llama::Generator;
 use rustix::param::clock_ticks_per_second;
 use rustix::time::{ClockId, clock_gettime};
-use std::fs;
+use start::{Plan, Started};
 use std::path::PathBuf;
 use std::time::Duration;
+use std::{fs, thread};
+use weightd_blocking::LoaderOptions;
 
 /// Generates token ids with a Llama: always the most likely one.
 #[derive(Debug, Parser)]
@@ -20,6 +23,18 @@ struct Args {
     /// The checkpoint: a folder with config.json and *.safetensors
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
+
+    /// Take the weights from weightd's cache, and from disk where that cannot serve: the default
+    #[arg(long)]
+    cache: bool,
+
+    /// Load from disk, and ask no cache
+    #[arg(long, conflicts_with = "cache")]
+    disk: bool,
+
+    /// How the cache is used, as vLLM's --model-loader-extra-config: {"socket_dir": DIR, "mode": "copy", ...}
+    #[arg(long, value_name = "JSON", conflicts_with = "disk", default_value = "{}")]
+    loader_config: LoaderOptions,
 
     /// How many tokens to generate; one that means the end is a token like others
     #[arg(long, value_name = "N", default_value_t = 16)]
@@ -31,6 +46,10 @@ struct Args {
 
     #[arg(long, value_enum, default_value_t = Kind::Cpu)]
     device: Kind,
+
+    /// Keep the model for so long after the last token
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    hold: u64,
 }
 
 /// A kind of device.
@@ -56,8 +75,20 @@ fn main() -> Result<()> {
     };
     let device_ready = age()?;
 
-    let (weights, from) = (weights::from_disk(&args.model, dtype, &device)?, "disk");
-    let mut generator = Generator::new(&config, weights)?;
+    let plan = Plan {
+        model: &args.model,
+        config: &config,
+        dtype,
+        device: &device,
+    };
+    let Started {
+        mut generator,
+        path,
+        lease,
+    } = match args.disk {
+        true => plan.from_disk()?,
+        false => plan.from_cache(&args.loader_config)?,
+    };
     let model_ready = age()?;
 
     let mut ids = Vec::with_capacity(args.tokens);
@@ -74,16 +105,22 @@ fn main() -> Result<()> {
     }
     let all_tokens = age()?;
 
-    let ids: Vec<_> = ids.iter().map(u32::to_string).collect();
-    println!("{}", ids.join(","));
+    eprintln!("weights {path}");
     let seconds = |age: Duration| format!("{:.3} s", age.as_secs_f64());
     eprintln!(
-        "weights from {from}; since the process started: device {}, model {}, first token {}, all tokens {}",
+        "since the process started: device {}, model {}, first token {}, all tokens {}",
         seconds(device_ready),
         seconds(model_ready),
         seconds(first_token),
         seconds(all_tokens)
     );
+    let ids: Vec<_> = ids.iter().map(u32::to_string).collect();
+    println!("{}", ids.join(","));
+
+    thread::sleep(Duration::from_secs(args.hold));
+    // The model goes first: what is mapped is leased for as long as it is used.
+    drop(generator);
+    drop(lease);
     Ok(())
 }
 

@@ -18,14 +18,15 @@ pub enum Memory<'a> {
     Device(DeviceAddress),
 }
 
-/// Memory of a CUDA device, which stays mapped and unchanged for as long as this process lives.
+/// Memory of a CUDA device, which stays mapped and unchanged for as long as anybody uses a tensor over it.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceAddress(u64);
 
 impl DeviceAddress {
     /// # Safety
     ///
-    /// All elements of the tensor are at `address`, and until the process ends nobody unmaps or writes them.
+    /// All elements of the tensor are at `address`, and for as long as a tensor over them may be used, also by
+    /// work that the device has yet to do, nobody unmaps or writes them.
     pub unsafe fn new(address: u64) -> DeviceAddress {
         DeviceAddress(address)
     }

@@ -59,8 +59,8 @@ fn borrowed(
 
     let (stream, address) = (device.cuda_stream(), address.get());
     let elements = weight.shape.iter().product();
-    // SAFETY: that many elements are there for as long as this process lives, says the address. The owner
-    // that these calls make would free the memory when it goes; below it is kept from going.
+    // SAFETY: that many elements are there for as long as the tensor is used, says the address. The owner that
+    // these calls make would free the memory when it goes; below it is kept from going.
     let slice = unsafe {
         match weight.dtype {
             DType::BF16 => CudaStorageSlice::BF16(stream.upgrade_device_ptr(address, elements)),
@@ -75,7 +75,7 @@ fn borrowed(
     });
     let tensor = Tensor::from_storage(storage, weight.shape.as_slice(), BackpropOp::none(), false);
     // Tensors share their storage, and the last of them drops it, which frees the memory. This one is never
-    // dropped, so none is the last.
+    // dropped, so none is the last; nor can anybody reach it.
     std::mem::forget(tensor.clone());
     Ok(tensor)
 }

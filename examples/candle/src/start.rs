@@ -1,0 +1,109 @@
+//! How the engine comes by its model: from the cache, or from disk with the reason.
+
+use crate::llama::Generator;
+use crate::{cache, weights};
+use anyhow::Result;
+use candle_core::{DType, Device};
+use candle_transformers::models::llama::Config;
+use std::path::Path;
+use std::time::Duration;
+use weightd_blocking::{Lease, LeaseEvent, Loaded, LoaderOptions};
+
+/// What a model is made of.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    pub model: &'a Path,
+    pub config: &'a Config,
+    pub dtype: DType,
+    pub device: &'a Device,
+}
+
+/// A model that can generate.
+#[derive(Debug)]
+pub struct Started {
+    pub generator: Generator,
+    /// Where the weights came from, and why from there.
+    pub path: String,
+    /// The daemon counts this engine for as long as this is held.
+    pub lease: Option<Lease>,
+}
+
+impl Plan<'_> {
+    /// With the example's own loader, and no cache.
+    pub fn from_disk(&self) -> Result<Started> {
+        Ok(Started {
+            generator: self.read()?,
+            path: "loaded from disk".to_owned(),
+            lease: None,
+        })
+    }
+
+    /// With the weights of the cache, or, where that cannot serve, with the example's own loader.
+    pub fn from_cache(&self, options: &LoaderOptions) -> Result<Started> {
+        let loader = cache::loader(self.model, self.device, options)?;
+        let loaded = loader.load(
+            |weights| {
+                let build = |weights| Generator::new(self.config, weights);
+                let model = cache::model(weights, self.dtype, self.device, build);
+                // With all of its causes.
+                model.map_err(|error| format!("{error:#}"))
+            },
+            |_because| self.read(),
+        )?;
+        Ok(match loaded {
+            Loaded::Mapped {
+                model,
+                generation,
+                lease,
+                timing,
+            } => Started {
+                generator: model,
+                path: format!(
+                    "mapped from the cache, generation {generation}, in {} (ask {}, decode {}, map {})",
+                    milliseconds(timing.total()),
+                    milliseconds(timing.fetch),
+                    milliseconds(timing.decode),
+                    milliseconds(timing.map)
+                ),
+                lease: lease.inspect(|lease| lease.on_event(tell)),
+            },
+            Loaded::Copied {
+                model,
+                generation,
+                released,
+                ..
+            } => Started {
+                generator: model,
+                path: format!(
+                    "copied from the cache, generation {generation}; the daemon {} its own",
+                    if released { "let go of" } else { "keeps" }
+                ),
+                lease: None,
+            },
+            Loaded::LoadedFromDisk { model, because } => Started {
+                generator: model,
+                path: format!("loaded from disk, since the cache could not serve: {because}"),
+                lease: None,
+            },
+        })
+    }
+
+    fn read(&self) -> Result<Generator> {
+        let weights = weights::from_disk(self.model, self.dtype, self.device)?;
+        Generator::new(self.config, weights)
+    }
+}
+
+/// The engine serves on, whatever becomes of its lease; its operator wants to know.
+fn tell(event: &LeaseEvent) {
+    match event {
+        LeaseEvent::LeasedAgain { generation } => eprintln!("generation {generation} is leased again"),
+        LeaseEvent::Lost { generation, why } => {
+            eprintln!("the daemon is lost, generation {generation} stays mapped: {why}");
+        }
+    }
+}
+
+fn milliseconds(duration: Duration) -> String {
+    format!("{:.2} ms", duration.as_secs_f64() * 1e3)
+}
