@@ -107,9 +107,7 @@ impl Binding {
         };
         let checkpoint = Arc::clone(&rank.checkpoint);
         let digest = move || {
-            tracing::info!(
-                "whether the daemon loaded these files cannot be told by their times: comparing digests"
-            );
+            tracing::info!("computing the checkpoint's digest, which tells it from others wherever it lies");
             checkpoint.digest(None).map_err(|error| error.to_string())
         };
         let mut binding = Binding::with(endpoint, attach, key, digest);

@@ -44,7 +44,7 @@
 //! * [`Lease`] says when a daemon is lost. The engine serves on: its mapping keeps the memory alive.
 //!
 //! Mapped weights are read-only: a kernel that writes to them faults, in that process alone. Clone what you
-//! write ([`Weights::own`](weightd_gpu::Weights)). Do not use sleep modes that free or move them.
+//! write ([`make_writable`](weightd_gpu::Weights::make_writable)). Do not use sleep modes that free or move them.
 //!
 //! # For runtimes
 //!

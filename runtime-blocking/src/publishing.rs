@@ -167,6 +167,13 @@ impl Task for Publishing {
         }
         Ok(match self.dial.turn() {
             Dialled::Wait(timeout) => Turn::Wait(timeout),
+            Dialled::Next(PublishStep::Digest) => {
+                let binding = self.binding.clone();
+                Turn::Work(Work::new(
+                    move || binding.digest(),
+                    |task: &mut Publishing, digest| task.dial.machine.digested(digest),
+                ))
+            }
             Dialled::Next(PublishStep::Fill) => Turn::Work(self.allocate()),
             Dialled::Next(PublishStep::Done(result)) => Turn::Done(self.over(result)),
         })

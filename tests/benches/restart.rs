@@ -6,29 +6,23 @@
 //! WEIGHTD names the binary where it is another one. Each kill is an event of its own, of which the slowest
 //! matter, so this is no criterion benchmark.
 
+mod launched;
+
+use launched::{Daemon, PATIENCE, Site, load_average, say, status, weightd, write_checkpoint};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
-use std::env;
-use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 use weightd_blocking::request::{RequestError, request};
 use weightd_core::machine::AskError;
-use weightd_core::time::Span;
 use weightd_core::wire::Message;
-use weightd_core::wire::message::{DaemonStatus, GetState, GetStatus};
 use weightd_socket::connect::{ConnectError, connect};
-use weightd_socket::path::list;
 
 const KILLS: usize = 50;
 const PRELOADS: usize = 20;
 /// Between two kills: a server that dies before it was armed is started after a pause.
 const CALM: Duration = Duration::from_millis(50);
-const PATIENCE: Span = Span::secs(30);
 
 fn main() {
     if !weightd().exists() {
@@ -52,6 +46,7 @@ fn main() {
             dir: model.with_extension("sockets"),
             model: model.clone(),
             daemons,
+            more: &[],
         };
         measure(&site);
     }
@@ -200,141 +195,4 @@ fn say_restarts(what: &str, restarts: Vec<[Duration; 2]>) {
     let (first, all): (Vec<_>, Vec<_>) = restarts.into_iter().map(|[first, all]| (first, all)).unzip();
     say(&format!("{what}, until the first daemon answers"), first);
     say(&format!("{what}, until all do"), all);
-}
-
-fn say(what: &str, mut times: Vec<Duration>) {
-    times.sort_unstable();
-    let at = |percent: usize| times[(times.len() * percent).div_ceil(100) - 1].as_secs_f64() * 1e3;
-    println!(
-        "{what}: p50 {:.2} ms, p95 {:.2} ms, max {:.2} ms ({} times)",
-        at(50),
-        at(95),
-        at(100),
-        times.len()
-    );
-}
-
-/// Where a model is served.
-struct Site {
-    dir: PathBuf,
-    model: PathBuf,
-    daemons: usize,
-}
-
-struct Daemon {
-    socket: PathBuf,
-    status: DaemonStatus,
-}
-
-struct Launcher(Child);
-
-impl Site {
-    /// A launcher that is ready, and what that took.
-    fn preload(&self) -> (Launcher, Duration) {
-        let log = self.dir.with_extension("log");
-        let start = Instant::now();
-        let mut child = Command::new(weightd())
-            .args(["preload", "--device", "cpu", "--model"])
-            .arg(&self.model)
-            .arg("--socket-dir")
-            .arg(&self.dir)
-            .arg(format!("--data-parallel-size={}", self.daemons))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(File::create(&log).expect("a log"))
-            .spawn()
-            .expect("weightd starts");
-        let mut line = String::new();
-        let stdout = child.stdout.take().expect("it is piped");
-        BufReader::new(stdout).read_line(&mut line).expect("a line");
-        let took = start.elapsed();
-        let said = || fs::read_to_string(&log).unwrap_or_default();
-        assert!(line.starts_with("READY "), "{line:?}, {}", said());
-        (Launcher(child), took)
-    }
-
-    /// Every daemon, once no loader works any more.
-    fn settled(&self) -> Vec<Daemon> {
-        let daemon = |socket: PathBuf| Daemon {
-            status: status(&socket),
-            socket,
-        };
-        loop {
-            let sockets = list(&self.dir).expect("the socket directory");
-            let daemons: Vec<Daemon> = sockets.into_iter().map(daemon).collect();
-            let known = |daemon: &Daemon| daemon.status.info.key.checkpoint.digest.is_some();
-            if daemons.len() == self.daemons && daemons.iter().all(known) {
-                return daemons;
-            }
-            sleep(CALM);
-        }
-    }
-}
-
-impl Daemon {
-    fn get_state(&self) -> GetState {
-        GetState {
-            key: self.status.info.key.clone(),
-            is_reload: false,
-        }
-    }
-}
-
-impl Launcher {
-    fn kill(&mut self) {
-        self.0.kill().expect("the launcher lives");
-        self.0.wait().expect("the launcher is ours");
-    }
-
-    fn end(mut self) {
-        let pid = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw);
-        kill_process(pid.expect("a process id"), Signal::TERM).expect("the launcher lives");
-        self.0.wait().expect("the launcher is ours");
-    }
-}
-
-fn status(socket: &Path) -> DaemonStatus {
-    match request(socket, GetStatus {}, PATIENCE) {
-        Ok(Message::DaemonStatus(status)) => status,
-        other => panic!("{other:?}"),
-    }
-}
-
-fn weightd() -> PathBuf {
-    let beside = || {
-        let ours = env::current_exe().expect("this program");
-        ours.ancestors().nth(2).expect("target/release").join("weightd")
-    };
-    env::var_os("WEIGHTD").map_or_else(beside, PathBuf::from)
-}
-
-/// A checkpoint of `count` tensors of `bytes` each.
-fn write_checkpoint(dir: &Path, count: usize, bytes: usize) -> PathBuf {
-    fs::create_dir(dir).expect("a directory");
-    let config = r#"{"architectures": ["PlainModel"], "model_type": "plain"}"#;
-    fs::write(dir.join("config.json"), config).expect("config.json");
-    let entry = |number: usize| {
-        let (shape, start) = (bytes / 2, number * bytes);
-        format!(
-            r#""model.layers.{number}.weight":{{"dtype":"BF16","shape":[{shape}],"data_offsets":[{start},{}]}}"#,
-            start + bytes
-        )
-    };
-    let mut header = format!("{{{}}}", (0..count).map(entry).collect::<Vec<_>>().join(","));
-    header += &" ".repeat(header.len().next_multiple_of(8) - header.len());
-    let mut file = File::create(dir.join("model.safetensors")).expect("model.safetensors");
-    file.write_all(&(header.len() as u64).to_le_bytes())
-        .expect("room");
-    file.write_all(header.as_bytes()).expect("room");
-    let tensor: Vec<u8> = (0..bytes).map(|index| (index * 31 % 251) as u8).collect();
-    for _ in 0..count {
-        file.write_all(&tensor).expect("room");
-    }
-    file.sync_all().expect("room");
-    dir.to_owned()
-}
-
-fn load_average() -> String {
-    let averages = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    averages.split(' ').take(3).collect::<Vec<_>>().join(" ")
 }

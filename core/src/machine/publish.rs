@@ -68,6 +68,9 @@ pub struct Published {
 /// What a publication asks of its driver, beside connecting and waiting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PublishStep {
+    /// Compute the digest of the checkpoint that the weights are of and report
+    /// [`digested`](Publish::digested): engines that have it in other files are told apart by nothing else.
+    Digest,
     /// Allocate regions of the device, fill them, and report [`filled`](Publish::filled).
     Fill,
     /// The publication is over.
@@ -77,6 +80,8 @@ pub enum PublishStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Asking,
+    ToDigest,
+    Digesting,
     ToFill,
     Filling,
     /// The daemon closes what it has, to make room.
@@ -94,8 +99,9 @@ pub struct Publish<F> {
     patience: Patience,
     inquiry: Inquiry<F>,
     phase: Phase,
-    /// What the daemon holds, and who makes room for what comes.
+    /// What the daemon holds, its key, and who makes room for what comes.
     expects: Expects,
+    held: Option<Key>,
     replace: Replace,
     filled: Option<(ContentInfo, Bundle<F>)>,
     /// The publication was on its way.
@@ -115,11 +121,24 @@ impl<F> Publish<F> {
             inquiry: Inquiry::default(),
             phase: Phase::Asking,
             expects: Expects::Empty,
+            held: None,
             replace: Replace::Keep,
             filled: None,
             sent: false,
             end: misplaced.then(|| Err(PublishError::Misplaced { fields: fields() })),
             key,
+        }
+    }
+
+    /// The digest is computed, or could not be.
+    pub fn digested(&mut self, result: Result<[u8; 32], String>) {
+        assert_eq!(self.phase, Phase::Digesting, "the digest was asked for");
+        match result {
+            Ok(digest) => {
+                self.key.checkpoint.digest = Some(digest);
+                self.compare();
+            }
+            Err(why) => self.end = Some(Err(AttachError::DigestFailed { why }.into())),
         }
     }
 
@@ -190,14 +209,27 @@ impl<F> Publish<F> {
             return Err(PublishError::Misplaced { fields });
         }
         self.expects = match status.holds {
-            Holds::Content(generation) if info.key.compare(&self.key) == Comparison::Same => {
-                return Err(PublishError::Held { generation });
-            }
             Holds::Content(generation) => Expects::Generation(generation),
             Holds::Empty | Holds::Released(_) | Holds::Lost(_) => Expects::Empty,
         };
-        self.phase = Phase::ToFill;
+        self.held = Some(info.key);
+        match self.key.checkpoint.digest {
+            Some(_) => self.compare(),
+            None => self.phase = Phase::ToDigest,
+        }
         Ok(())
+    }
+
+    /// Whether the daemon holds this content already.
+    fn compare(&mut self) {
+        let held = self.held.take();
+        let same = held.is_some_and(|held| held.compare(&self.key) == Comparison::Same);
+        match self.expects {
+            Expects::Generation(generation) if same => {
+                self.end = Some(Err(PublishError::Held { generation }));
+            }
+            _ => self.phase = Phase::ToFill,
+        }
     }
 
     /// Tries again where nothing was done yet.
@@ -267,14 +299,19 @@ impl<F> Client<F> for Publish<F> {
                 self.filled = None;
                 return Step::Next(PublishStep::Done(end));
             }
-            if self.phase == Phase::ToFill {
-                self.phase = Phase::Filling;
-                return Step::Next(PublishStep::Fill);
-            }
-            match self.inquiry.step(now).next() {
-                Err(step) => return step,
-                Ok(answer) => self.answered(now, answer),
-            }
+            let (doing, next) = match self.phase {
+                Phase::ToDigest => (Phase::Digesting, PublishStep::Digest),
+                Phase::ToFill => (Phase::Filling, PublishStep::Fill),
+                _ => match self.inquiry.step(now).next() {
+                    Err(step) => return step,
+                    Ok(answer) => {
+                        self.answered(now, answer);
+                        continue;
+                    }
+                },
+            };
+            self.phase = doing;
+            return Step::Next(next);
         }
     }
 

@@ -28,7 +28,7 @@ pub fn loader(model: &Path, device: &Device, options: &LoaderOptions) -> Result<
     let rank = EngineRank {
         device,
         slot: None,
-        rank: Rank { dp: 0, pp: 0, tp: 0 },
+        rank: Rank::default(),
         checkpoint: Arc::new(Checkpoint::open(model)?),
         keys: KeyOptions::new(ShardingOptions::default()),
         expert_load_balancing: false,

@@ -1,5 +1,8 @@
 //! What a cache serves, in words that candle knows.
 
+// Nobody reads addresses of a GPU where candle is built without.
+#![cfg_attr(not(feature = "cuda"), allow(dead_code))]
+
 use candle_core::DType;
 
 /// One tensor that is in memory already. Its elements are in row-major order, without gaps.

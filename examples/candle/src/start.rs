@@ -50,47 +50,44 @@ impl Plan<'_> {
             },
             |_because| self.read(),
         )?;
-        Ok(match loaded {
-            Loaded::Mapped {
-                model,
-                generation,
-                lease,
-                timing,
-            } => Started {
-                generator: model,
-                path: format!(
-                    "mapped from the cache, generation {generation}, in {} (ask {}, decode {}, map {})",
-                    milliseconds(timing.total()),
-                    milliseconds(timing.fetch),
-                    milliseconds(timing.decode),
-                    milliseconds(timing.map)
-                ),
-                lease: lease.inspect(|lease| lease.on_event(tell)),
-            },
-            Loaded::Copied {
-                model,
-                generation,
-                released,
-                ..
-            } => Started {
-                generator: model,
-                path: format!(
-                    "copied from the cache, generation {generation}; the daemon {} its own",
-                    if released { "let go of" } else { "keeps" }
-                ),
-                lease: None,
-            },
-            Loaded::LoadedFromDisk { model, because } => Started {
-                generator: model,
-                path: format!("loaded from disk, since the cache could not serve: {because}"),
-                lease: None,
-            },
+        if let Some(lease) = loaded.lease() {
+            lease.on_event(tell);
+        }
+        let path = path(&loaded);
+        let (generator, lease) = loaded.into_parts();
+        Ok(Started {
+            generator,
+            path,
+            lease,
         })
     }
 
     fn read(&self) -> Result<Generator> {
         let weights = weights::from_disk(self.model, self.dtype, self.device)?;
         Generator::new(self.config, weights)
+    }
+}
+
+fn path<M>(loaded: &Loaded<M>) -> String {
+    match loaded {
+        Loaded::Mapped {
+            generation, timing, ..
+        } => format!(
+            "mapped from the cache, generation {generation}, in {} (ask {}, decode {}, map {})",
+            milliseconds(timing.total()),
+            milliseconds(timing.fetch),
+            milliseconds(timing.decode),
+            milliseconds(timing.map)
+        ),
+        Loaded::Copied {
+            generation, released, ..
+        } => {
+            let daemon = if *released { "let go of" } else { "keeps" };
+            format!("copied from the cache, generation {generation}; the daemon {daemon} its own")
+        }
+        Loaded::LoadedFromDisk { because, .. } => {
+            format!("loaded from disk, since the cache could not serve: {because}")
+        }
     }
 }
 

@@ -91,7 +91,7 @@ pub enum AttachError {
     Broken { why: String },
     #[error("the daemon serves something else: {} differ; start it and the engine with the same model and options", fields.join(", "))]
     Mismatch { fields: Vec<String> },
-    #[error("the daemon holds no content yet: wait for its READY line")]
+    #[error("the daemon holds no content yet: wait until its launcher is READY, or an engine has published")]
     Empty,
     #[error(
         "the daemon's content was released: end its launcher (`weightd stop`) and run `weightd preload` again"
