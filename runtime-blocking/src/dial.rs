@@ -59,7 +59,11 @@ impl<M: Client<OwnedFd>> Dial<M> {
                     true => continue,
                     false => self.line.until(until),
                 },
-                Step::Sleep { until } => until,
+                Step::Sleep { until } => {
+                    // Of no use any more, and what it has to tell would end every wait at once.
+                    drop(self.line.take());
+                    until
+                }
                 Step::Next(next) => return Dialled::Next(next),
             };
             return Dialled::Wait(self.clock.until(Some(until)));

@@ -122,7 +122,11 @@ impl Task for Keeper {
                     true => continue,
                     false => self.line.until(until),
                 },
-                Step::Sleep { until } => until,
+                Step::Sleep { until } => {
+                    // What it has to tell would end every wait at once.
+                    drop(self.line.take());
+                    until
+                }
                 Step::Next(Renewed::Leased) => {
                     self.renewal = None;
                     let generation = self.generation;
