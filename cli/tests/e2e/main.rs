@@ -16,6 +16,7 @@ mod faults;
 mod flags;
 mod gpu;
 mod gpu_adoption;
+mod gpu_publisher;
 mod harness;
 mod health;
 mod hostile;

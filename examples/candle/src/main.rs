@@ -86,8 +86,8 @@ fn main() -> Result<()> {
         path,
         lease,
     } = match args.disk {
-        true => plan.from_disk()?,
-        false => plan.from_cache(&args.loader_config)?,
+        true => plan.load_from_disk()?,
+        false => plan.load(&args.loader_config)?,
     };
     let model_ready = age()?;
 

@@ -30,7 +30,7 @@ pub struct Started {
 
 impl Plan<'_> {
     /// With the example's own loader, and no cache.
-    pub fn from_disk(&self) -> Result<Started> {
+    pub fn load_from_disk(&self) -> Result<Started> {
         Ok(Started {
             generator: self.read()?,
             path: "loaded from disk".to_owned(),
@@ -39,7 +39,7 @@ impl Plan<'_> {
     }
 
     /// With the weights of the cache, or, where that cannot serve, with the example's own loader.
-    pub fn from_cache(&self, options: &LoaderOptions) -> Result<Started> {
+    pub fn load(&self, options: &LoaderOptions) -> Result<Started> {
         let loader = cache::loader(self.model, self.device, options)?;
         let loaded = loader.load(
             |weights| {
