@@ -7,8 +7,9 @@
 
 use clap::Parser;
 use std::error::Error;
+use std::process::ExitCode;
 use weightd_blocking::{Loaded, Loader};
-use weightd_examples::{Bigram, Engine, log_to_stderr};
+use weightd_examples::{Bigram, Engine, end, log_to_stderr};
 
 #[derive(Parser)]
 struct Args {
@@ -24,9 +25,12 @@ struct Args {
     tokens: usize,
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
     log_to_stderr();
-    let args = Args::parse();
+    end(run(&Args::parse()))
+}
+
+fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let loader = Loader::new(&args.engine.loader_config, &args.engine.rank("stored")?)?;
     // Where the cache cannot serve, `because` says why; weightd has logged it.
     let loaded = loader.load(Bigram::over, |_because| Bigram::read(&args.engine.model))?;
@@ -40,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             eprintln!("mapped generation {generation} in {:?}", timing.total());
             // An engine serves on when its daemon is lost; an operator wants to know.
             if let Some(lease) = lease {
-                lease.on_event(|event| eprintln!("{event:?}"));
+                lease.on_event(|event| eprintln!("{event}"));
             }
         }
         Loaded::Copied { generation, .. } => eprintln!("copied generation {generation}"),

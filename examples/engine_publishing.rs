@@ -9,8 +9,9 @@
 
 use clap::Parser;
 use std::error::Error;
-use weightd_blocking::{Contents, Filling, Lease, LoadError, Loader, Publisher};
-use weightd_examples::{Bigram, Engine, log_to_stderr, quantize};
+use std::process::ExitCode;
+use weightd_blocking::{Contents, Filling, Loader, PublishError, PublishFailed, Published, Publisher};
+use weightd_examples::{Bigram, Engine, Quantized, end, log_to_stderr, quantize};
 
 /// What this engine does to weights. It is part of the key: an engine that does anything else, or nothing,
 /// never gets them.
@@ -26,39 +27,56 @@ struct Args {
     tokens: usize,
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
     log_to_stderr();
-    let args = Args::parse();
+    end(run(&Args::parse()))
+}
+
+fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let rank = args.engine.rank(PROCESSING)?;
     let loader = Loader::new(&args.engine.loader_config, &rank)?;
-    let (model, _lease) = match loader.attach() {
+    let (weights, _lease) = match loader.attach() {
         Ok(cached) => {
             eprintln!("mapped: nothing to do");
-            let (weights, lease) = cached.into_parts();
-            (Bigram::over(weights)?, lease)
+            cached.into_parts()
         }
-        Err(LoadError::Attach(because)) => {
+        Err(because) => {
             eprintln!("quantizing: {because}");
-            publish(&args, &Publisher::with(loader.binding().clone(), rank.device))?
+            let tensors = quantize(&Bigram::read(&args.engine.model)?);
+            let publisher = Publisher::with(loader.binding().clone(), rank.device);
+            match publish(&publisher, &tensors) {
+                Ok(published) => {
+                    eprintln!("published generation {}", published.generation);
+                    (published.weights, published.lease)
+                }
+                Err(PublishFailed::Publish(because)) if may_be_there(&because) => {
+                    eprintln!("not published: {because}");
+                    loader.attach()?.into_parts()
+                }
+                Err(other) => return Err(other.into()),
+            }
         }
-        Err(other) => return Err(other.into()),
     };
-    println!("{:?}", model.generate(1, args.tokens));
+    println!("{:?}", Bigram::over(weights)?.generate(1, args.tokens));
     Ok(())
 }
 
-/// Loads, quantizes, publishes, and goes on with what everybody maps from now on.
-fn publish(args: &Args, publisher: &Publisher) -> Result<(Bigram, Option<Lease>), Box<dyn Error>> {
-    let tensors = quantize(&Bigram::read(&args.engine.model)?);
+/// Gives what was quantized to the daemon. What comes back is what everybody maps from now on.
+fn publish(publisher: &Publisher, tensors: &[Quantized]) -> Result<Published, PublishFailed> {
     let mut contents = Contents::new();
-    for (name, dtype, shape, _) in &tensors {
-        contents.parameter(name, *dtype, shape)?;
+    for tensor in tensors {
+        contents.parameter(&tensor.name, tensor.dtype, &tensor.shape)?;
     }
-    let fill = |filling: &Filling| {
+    publisher.publish(contents, |filling: &Filling| {
         let mut tensors = tensors.iter();
-        tensors.try_for_each(|(name, _, _, bytes)| filling.write(name, bytes))
-    };
-    let published = publisher.publish(contents, fill)?;
-    eprintln!("published generation {}", published.generation);
-    Ok((Bigram::over(published.weights)?, published.lease))
+        tensors.try_for_each(|tensor| filling.write(&tensor.name, &tensor.bytes))
+    })
+}
+
+/// Whether another engine was faster, or we were and did not hear of it.
+fn may_be_there(error: &PublishError) -> bool {
+    matches!(
+        error,
+        PublishError::Held { .. } | PublishError::Conflict { .. } | PublishError::Unknown { .. }
+    )
 }

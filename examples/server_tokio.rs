@@ -16,13 +16,13 @@ use clap::Parser;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::error::Error;
+use std::process::ExitCode;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::RwLock;
 use tokio::task::spawn_blocking;
-use weightd_examples::{Bigram, Engine, log_to_stderr};
-use weightd_gpu::Weights;
-use weightd_tokio::{Loaded, Loader};
+use weightd_examples::{Bigram, Engine, end, log_to_stderr};
+use weightd_tokio::{Loaded, Loader, Weights};
 
 #[derive(Parser)]
 struct Args {
@@ -41,9 +41,12 @@ struct Server {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
     log_to_stderr();
-    let args = Args::parse();
+    end(run(Args::parse()).await)
+}
+
+async fn run(args: Args) -> Result<(), Box<dyn Error>> {
     let loader = Loader::new(&args.engine.loader_config, &args.engine.rank("stored")?)?;
     let model = args.engine.model.clone();
     let loaded = loader
@@ -109,8 +112,10 @@ async fn reload(State(server): State<Arc<Server>>) -> Result<Json<Value>, (Statu
     let reloaded = reloaded.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
     let changed = reloaded.is_some();
     if let Some(loaded) = reloaded {
-        // The old weights go with the last request that uses them.
-        *server.weights.write().await = Arc::new(loaded);
+        let loaded = Arc::new(loaded);
+        let old = std::mem::replace(&mut *server.weights.write().await, loaded);
+        // They go with the last request that uses them, and freeing them takes its time.
+        spawn_blocking(move || drop((old, current)));
     }
     Ok(Json(json!({ "changed": changed })))
 }

@@ -17,7 +17,7 @@ use weightd_blocking::channel::Channel;
 use weightd_checkpoint::{Checkpoint, LoadOptions, Loaded, LoadedRank, NodePlan, Progress, load};
 use weightd_core::content::Key;
 use weightd_core::machine::HandoverEvent;
-use weightd_core::wire::message::{self, ContentInfo, DaemonId, Digest, Expects, Publish, RegionInfo};
+use weightd_core::wire::message::{self, ContentInfo, DaemonId, Digest, Expects, Publish};
 use weightd_gpu::{Device, LaneMemory, MemoryError, Opened, check_free};
 
 /// How often the launcher is told how far the loading is, and asked whether it is still there.
@@ -260,15 +260,7 @@ fn told(model: &Model, loaded: &Loaded) -> impl Iterator<Item = message::Loaded>
 fn publish(channel: &mut Channel, daemon: DaemonId, key: Key, rank: LoadedRank) -> Result<(), CliError> {
     let encoded = rank.manifest.encode();
     let manifest = weightd_gpu::sealed(&encoded).map_err(CliError::failure)?;
-    let content = ContentInfo {
-        manifest_bytes: encoded.len() as u64,
-        regions: vec![RegionInfo {
-            handle: rank.region.handle,
-            bytes: rank.region.bytes,
-        }],
-        tensors: rank.manifest.tensors().len() as u32,
-        aliases: rank.manifest.aliases().len() as u32,
-    };
+    let content = ContentInfo::of(&rank.manifest, encoded.len());
     let publication = Publish {
         daemon,
         generation: None,

@@ -193,9 +193,22 @@ fn scale_of(name: &str) -> String {
     format!("{name}_scale")
 }
 
-/// The matrices of a model as 8-bit integers, with a scale for each row: by name, with dtype and shape. This
-/// is what an engine may do to its weights after loading, and no daemon needs to know of.
-pub fn quantize(model: &Bigram) -> Vec<(String, Dtype, Vec<u64>, Vec<u8>)> {
+/// A tensor that an engine made itself.
+#[derive(Clone, Debug)]
+pub struct Quantized {
+    /// Its name.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// The size of each dimension, outermost first.
+    pub shape: Vec<u64>,
+    /// The elements in row-major order.
+    pub bytes: Vec<u8>,
+}
+
+/// The matrices of a model as 8-bit integers, with a scale for each row. This is what an engine may do to its
+/// weights after loading, and no daemon needs to know of.
+pub fn quantize(model: &Bigram) -> Vec<Quantized> {
     let mut tensors = Vec::new();
     for name in [EMBEDDING, HEAD] {
         let (mut cells, mut scales) = (Vec::new(), Vec::new());
@@ -207,8 +220,18 @@ pub fn quantize(model: &Bigram) -> Vec<(String, Dtype, Vec<u64>, Vec<u8>)> {
             scales.extend(scale.to_le_bytes());
         }
         let (rows, width) = (model.vocabulary as u64, model.width as u64);
-        tensors.push((name.to_owned(), Dtype::I8, vec![rows, width], cells));
-        tensors.push((scale_of(name), Dtype::F32, vec![rows], scales));
+        tensors.push(Quantized {
+            name: name.to_owned(),
+            dtype: Dtype::I8,
+            shape: vec![rows, width],
+            bytes: cells,
+        });
+        tensors.push(Quantized {
+            name: scale_of(name),
+            dtype: Dtype::F32,
+            shape: vec![rows],
+            bytes: scales,
+        });
     }
     tensors
 }

@@ -6,5 +6,19 @@
 mod bigram;
 mod engine;
 
-pub use bigram::{Bigram, ModelError, quantize};
+use std::error::Error;
+use std::process::ExitCode;
+
+pub use bigram::{Bigram, ModelError, Quantized, quantize};
 pub use engine::{Engine, log_to_stderr};
+
+/// How an example ends: what went wrong is said as its author wrote it, with what to do about it.
+pub fn end(result: Result<(), Box<dyn Error>>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -33,6 +33,7 @@ pub struct EngineRank {
 
 /// Why an engine cannot use the cache at all, fallback or not.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum BindError {
     /// The options do not fit together.
     #[error(transparent)]
@@ -46,15 +47,29 @@ pub enum BindError {
     /// The device cannot be used.
     #[error("unsupported platform: {0}")]
     UnsupportedPlatform(#[from] weightd_gpu::MemoryError),
-    /// No key can be made of checkpoint and options, for example since the quantization is not the
-    /// checkpoint's.
+    /// The quantization that was asked for is not the checkpoint's.
+    #[error("unsupported quantization: {0}")]
+    UnsupportedQuantization(CheckpointError),
+    /// No key can be made of checkpoint and options.
     #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
+    Checkpoint(CheckpointError),
     /// Experts move between ranks.
     #[error(
         "expert load balancing (EPLB) moves weights between ranks, which cached weights cannot follow: turn it off, or load without the cache"
     )]
     ExpertLoadBalancing,
+}
+
+impl From<CheckpointError> for BindError {
+    fn from(error: CheckpointError) -> BindError {
+        use CheckpointError::*;
+        match error {
+            OnlineQuantization { .. } | OverrideOfNothing | OtherQuantization { .. } => {
+                BindError::UnsupportedQuantization(error)
+            }
+            error => BindError::Checkpoint(error),
+        }
+    }
 }
 
 /// Computes the digest of the engine's checkpoint, or says why not.

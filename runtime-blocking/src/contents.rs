@@ -1,9 +1,13 @@
 //! Weights of an engine's own making, laid out in one region.
 
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 use thiserror::Error;
-use weightd_core::content::manifest::{ManifestBuilder, ManifestError, Region, TensorKind, TensorSpec};
+use weightd_core::content::manifest::{
+    ManifestBuilder, ManifestError, Region, Tensor, TensorKind, TensorSpec,
+};
 use weightd_core::content::{DeviceUuid, Dtype, HandleKind, Manifest};
-use weightd_core::plan::region::{RegionLayout, RegionTooLarge};
+use weightd_core::plan::region::{RegionLayout, RegionTooLarge, TENSOR_ALIGNMENT};
 use weightd_gpu::{Device, DeviceKind, MemoryError};
 
 /// The tensors that an engine publishes: what they are, before any memory is asked for.
@@ -43,6 +47,7 @@ struct Listed {
 /// Why tensors cannot be laid out.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs)]
+#[non_exhaustive]
 pub enum ContentsError {
     /// Its bytes do not fit 64 bits, or do not end with a whole byte.
     #[error(
@@ -215,11 +220,14 @@ impl Contents {
 pub struct Filling {
     pub(crate) manifest: Manifest,
     pub(crate) region: weightd_gpu::Region,
+    /// What was written, or asked for to be written.
+    filled: Mutex<Vec<Range<u64>>>,
 }
 
 /// Why a tensor could not be filled.
 #[derive(Debug, Error)]
 #[allow(missing_docs)]
+#[non_exhaustive]
 pub enum FillError {
     /// Nothing goes by this name.
     #[error("there is no tensor {name} in what is published; add it to the contents first")]
@@ -235,6 +243,37 @@ pub enum FillError {
 }
 
 impl Filling {
+    pub(crate) fn new(manifest: Manifest, region: weightd_gpu::Region) -> Filling {
+        Filling {
+            manifest,
+            region,
+            filled: Mutex::default(),
+        }
+    }
+
+    /// The tensors of which not every byte was filled.
+    pub(crate) fn unfilled(&self) -> Vec<String> {
+        let mut filled = self.filled.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        filled.sort_unstable_by_key(|range| range.start);
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for range in filled {
+            match runs.last_mut() {
+                // The bytes between two tensors are nobody's.
+                Some(run) if range.start <= run.end.next_multiple_of(TENSOR_ALIGNMENT) => {
+                    run.end = run.end.max(range.end);
+                }
+                _ => runs.push(range),
+            }
+        }
+        let is_filled = |tensor: &Tensor<'_>| {
+            let (start, end) = (tensor.offset, tensor.offset + tensor.extent());
+            let run = runs.partition_point(|run| run.start <= start).checked_sub(1);
+            start == end || run.is_some_and(|run| end <= runs[run].end)
+        };
+        let tensors = self.manifest.tensors().filter(|tensor| !is_filled(tensor));
+        tensors.map(|tensor| tensor.name.to_owned()).collect()
+    }
+
     /// Writes a tensor: its elements in row-major order. Several threads may write at once.
     ///
     /// # Errors
@@ -246,6 +285,7 @@ impl Filling {
 
     /// Where a tensor of `bytes` bytes starts in the [`region`](Filling::region): for one that is on the
     /// device already, and is copied there with [`copy_from_device`](weightd_gpu::Region::copy_from_device).
+    /// Who asks fills it: a tensor that was neither written nor asked for fails the publication.
     ///
     /// # Errors
     /// [`FillError::NoTensor`] and [`FillError::Bytes`].
@@ -263,6 +303,8 @@ impl Filling {
                 given: bytes,
             });
         }
+        let mut filled = self.filled.lock().unwrap_or_else(PoisonError::into_inner);
+        filled.push(tensor.offset..tensor.offset + bytes);
         Ok(tensor.offset)
     }
 

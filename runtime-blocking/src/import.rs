@@ -78,6 +78,11 @@ pub(crate) fn fault(error: MemoryError) -> Fault {
     let why = error.to_string();
     match error {
         MemoryError::OutOfMemory { .. } => Fault::OutOfMemory(why),
+        MemoryError::Unsupported { .. } => Fault::Unsupported(why),
+        MemoryError::NotSealed { .. }
+        | MemoryError::Size { .. }
+        | MemoryError::TooLarge { .. }
+        | MemoryError::OtherDevice { .. } => Fault::Malformed(why),
         _ => Fault::Other(why),
     }
 }

@@ -5,9 +5,10 @@ use crate::clock::Clock;
 use crate::endpoint::Endpoint;
 use crate::line::Line;
 use crate::task::{Task, Turn};
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use weightd_core::content::Generation;
 use weightd_core::machine::{Client, Exchange, Outgoing, Renewal, Renewed, Step};
 use weightd_core::peer::Facts;
@@ -15,14 +16,16 @@ use weightd_core::time::Now;
 
 /// What becomes of a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LeaseEvent {
     /// The daemon was replaced, and the one that serves the same generation now counts it again.
     LeasedAgain {
         /// What is leased.
         generation: Generation,
     },
-    /// The daemon is lost. What is mapped stays mapped and can be used for as long as the engine runs;
-    /// but nobody counts it, a restart may have to load from disk, and a reload finds nothing.
+    /// The daemon is lost. What is mapped stays mapped and can be used for as long as the engine runs; but
+    /// nobody counts it, a restart may have to load from disk, and a reload may find nothing. Where a daemon
+    /// with the same generation comes back after all, it is leased again.
     Lost {
         /// What was leased.
         generation: Generation,
@@ -31,24 +34,46 @@ pub enum LeaseEvent {
     },
 }
 
-type Listener = Box<dyn Fn(&LeaseEvent) + Send>;
+impl fmt::Display for LeaseEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LeaseEvent::LeasedAgain { generation } => {
+                write!(
+                    f,
+                    "generation {generation} is leased again, from the daemon that serves it now"
+                )
+            }
+            LeaseEvent::Lost { generation, why } => write!(
+                f,
+                "daemon lost: generation {generation} stays mapped, but nobody counts it any more: {why}"
+            ),
+        }
+    }
+}
+
+type Listener = Arc<dyn Fn(&LeaseEvent) + Send + Sync>;
 
 /// What engine and keeper both know.
 #[derive(Default)]
 struct Shared {
-    /// Set while the listener is locked, so that it hears of it exactly once.
-    lost: OnceLock<LeaseEvent>,
-    listener: Mutex<Option<Listener>>,
+    told: Mutex<Told>,
+}
+
+#[derive(Default)]
+struct Told {
+    /// What was said last, where that is a loss.
+    lost: Option<LeaseEvent>,
+    listener: Option<Listener>,
 }
 
 impl Shared {
-    fn listener(&self) -> MutexGuard<'_, Option<Listener>> {
-        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Waits for the end of a lease, and leases the same generation again from whoever serves it then. It ends
-/// when the daemon is lost, and gives the lease up when it is dropped.
+/// Waits for the end of a lease, and leases the same generation again from whoever serves it then. It ends when
+/// another generation is served, and gives the lease up when it is dropped.
 pub struct Keeper {
     clock: Clock,
     endpoint: Endpoint,
@@ -57,15 +82,22 @@ pub struct Keeper {
     line: Line,
     silence: Silence,
     renewal: Option<Renewal<OwnedFd>>,
+    /// A daemon that was lost is not looked for before this moment.
+    rests_until: Now,
     shared: Arc<Shared>,
 }
 
 impl Keeper {
-    /// Of the lease that this connection is.
-    pub(crate) fn new(binding: &Binding, generation: Generation, lease: OwnedFd) -> io::Result<Keeper> {
-        let mut line = Line::new()?;
-        line.open(lease)?;
-        Ok(Keeper {
+    /// Of the lease that this connection is. Nothing about a lease fails a load, so where it cannot be kept
+    /// it is given up.
+    pub(crate) fn new(binding: &Binding, generation: Generation, lease: OwnedFd) -> Option<Keeper> {
+        let line = Line::new().and_then(|mut line| line.open(lease).map(|()| line));
+        let line = line
+            .inspect_err(|error| {
+                tracing::warn!("the lease of generation {generation} cannot be kept: {error}")
+            })
+            .ok()?;
+        Some(Keeper {
             clock: Clock::start(),
             endpoint: binding.endpoint.clone(),
             generation,
@@ -73,31 +105,33 @@ impl Keeper {
             line,
             silence: Silence::default(),
             renewal: None,
+            rests_until: Now(0),
             shared: Arc::default(),
         })
     }
 
     fn tell(&self, event: LeaseEvent) {
-        let listener = self.shared.listener();
-        match &event {
-            LeaseEvent::LeasedAgain { generation } => {
-                tracing::info!("generation {generation} is leased again, from the daemon that serves it now");
-            }
-            LeaseEvent::Lost { generation, why } => {
-                tracing::warn!(
-                    "daemon lost: generation {generation} stays mapped, but nobody counts it any more: {why}"
-                );
-                let _ = self.shared.lost.set(event.clone());
-            }
+        let mut told = self.shared.told();
+        let is_lost = matches!(event, LeaseEvent::Lost { .. });
+        if is_lost && told.lost.is_some() {
+            return;
         }
-        if let Some(listener) = &*listener {
+        told.lost = is_lost.then(|| event.clone());
+        let listener = told.listener.clone();
+        // A listener may ask the lease something.
+        drop(told);
+        match is_lost {
+            true => tracing::warn!("{event}"),
+            false => tracing::info!("{event}"),
+        }
+        if let Some(listener) = listener {
             listener(&event);
         }
     }
 }
 
 impl Task for Keeper {
-    /// The daemon is lost.
+    /// The generation is served no more.
     type Output = ();
 
     fn turn(&mut self) -> io::Result<Turn<Keeper>> {
@@ -107,6 +141,9 @@ impl Task for Keeper {
                 while !self.silence.ended && self.line.turn(now, &mut self.silence) {}
                 if !self.silence.ended {
                     return Ok(Turn::Wait(None));
+                }
+                if now < self.rests_until {
+                    return Ok(Turn::Wait(self.clock.until(Some(self.rests_until))));
                 }
                 self.silence.ended = false;
                 self.renewal = Some(Renewal::new(now, self.generation, self.uid));
@@ -133,11 +170,17 @@ impl Task for Keeper {
                     self.tell(LeaseEvent::LeasedAgain { generation });
                     continue;
                 }
-                Step::Next(Renewed::Lost { why }) => {
+                Step::Next(Renewed::Lost { why, again }) => {
                     drop(self.line.take());
                     let generation = self.generation;
                     self.tell(LeaseEvent::Lost { generation, why });
-                    return Ok(Turn::Done(()));
+                    let Some(again) = again else {
+                        return Ok(Turn::Done(()));
+                    };
+                    self.renewal = None;
+                    self.silence.ended = true;
+                    self.rests_until = again;
+                    continue;
                 }
             };
             return Ok(Turn::Wait(self.clock.until(Some(until))));
@@ -151,8 +194,8 @@ impl AsFd for Keeper {
     }
 }
 
-impl std::fmt::Debug for Keeper {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Keeper")
             .field("generation", &self.generation)
             .finish_non_exhaustive()
@@ -204,24 +247,28 @@ impl Lease {
         self.generation
     }
 
-    /// Whether the daemon is gone for good. The engine can serve on; see [`LeaseEvent::Lost`].
+    /// Whether the daemon is gone. The engine can serve on; see [`LeaseEvent::Lost`].
     pub fn is_lost(&self) -> bool {
-        self.shared.lost.get().is_some()
+        self.shared.told().lost.is_some()
     }
 
     /// Calls `listener`, from the runtime's background, with whatever becomes of the lease; at once, where it
-    /// is lost already. It replaces the listener before.
-    pub fn on_event(&self, listener: impl Fn(&LeaseEvent) + Send + 'static) {
-        let mut slot = self.shared.listener();
-        if let Some(lost) = self.shared.lost.get() {
-            listener(lost);
+    /// is lost already. It replaces the listener before. It shall not wait for whoever drops the lease: the
+    /// blocking runtime's waits for the listener.
+    pub fn on_event(&self, listener: impl Fn(&LeaseEvent) + Send + Sync + 'static) {
+        let listener: Listener = Arc::new(listener);
+        let mut told = self.shared.told();
+        told.listener = Some(Arc::clone(&listener));
+        let lost = told.lost.clone();
+        drop(told);
+        if let Some(lost) = lost {
+            listener(&lost);
         }
-        *slot = Some(Box::new(listener));
     }
 }
 
-impl std::fmt::Debug for Lease {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease")
             .field("generation", &self.generation)
             .field("is_lost", &self.is_lost())

@@ -5,9 +5,8 @@
 //!
 //! ```no_run
 //! use std::sync::Arc;
-//! use weightd_blocking::{EngineRank, Loaded, Loader, LoaderOptions};
-//! use weightd_checkpoint::{Checkpoint, KeyOptions, Rank, ShardingOptions};
-//! use weightd_gpu::{Device, Weights};
+//! use weightd_blocking::{Checkpoint, Device, EngineRank, KeyOptions, Loaded, Loader, LoaderOptions};
+//! use weightd_blocking::{Rank, ShardingOptions, Weights};
 //!
 //! # struct Model;
 //! # impl Model {
@@ -67,6 +66,7 @@ mod contents;
 mod dial;
 pub mod driver;
 mod endpoint;
+pub mod engine;
 mod import;
 mod keeper;
 mod line;
@@ -82,18 +82,14 @@ pub mod request;
 pub mod serve;
 pub mod task;
 
-pub use binding::{BindError, Binding, EngineRank};
 pub use clock::Clock;
-pub use contents::{Contents, ContentsError, FillError, Filling, View};
-pub use endpoint::{Endpoint, SOCKET_DIR_VARIABLE};
+pub use endpoint::SOCKET_DIR_VARIABLE;
+pub use engine::*;
 pub use import::map_regions;
-pub use keeper::{Keeper, Lease, LeaseEvent};
-pub use loaded::{Fetched, LoadError, Loaded};
+pub use keeper::Keeper;
+pub use loaded::Fetched;
 pub use loader::Loader;
-pub use loading::Timing;
-pub use options::{LoaderOptions, OptionsError};
 pub use publisher::Publisher;
-pub use publishing::{PublishFailed, Published};
 
 /// The README's example, compiled.
 #[cfg(doctest)]

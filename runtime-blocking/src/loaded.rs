@@ -16,7 +16,8 @@ pub enum Loaded<M> {
         model: M,
         /// What is mapped.
         generation: Generation,
-        /// Keep it for as long as the model. Absent where the daemon gave none, since too many are open.
+        /// Keep it for as long as the model. Absent where the daemon gave none, since too many are open, or this
+        /// process cannot keep it; the log says which.
         lease: Option<Lease>,
         /// What it took.
         timing: Timing,
@@ -103,6 +104,7 @@ impl<M> Loaded<M> {
 
 /// Why there is no model.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum LoadError {
     /// The cache cannot serve, and there is nothing to fall back on.
     #[error(transparent)]
@@ -115,9 +117,14 @@ pub enum LoadError {
         /// What the engine's loader said.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// This process cannot wait.
-    #[error("cannot wait for the daemon: {0}")]
-    Io(#[from] io::Error),
+}
+
+impl From<io::Error> for LoadError {
+    /// This process cannot wait, for example since it has no descriptor left.
+    fn from(error: io::Error) -> LoadError {
+        let why = error.to_string();
+        LoadError::Attach(AttachError::Local { why })
+    }
 }
 
 /// What came of asking the cache.
@@ -133,6 +140,19 @@ pub enum Fetched<M> {
 }
 
 impl<M> Fetched<M> {
+    /// What to do where this process could not even ask.
+    pub(crate) fn or_local(
+        result: Result<Fetched<M>, LoadError>,
+        fallback: bool,
+    ) -> Result<Fetched<M>, LoadError> {
+        match result {
+            Err(LoadError::Attach(because @ AttachError::Local { .. })) if fallback => {
+                Ok(Fetched::LoadFromDisk { because })
+            }
+            result => result,
+        }
+    }
+
     /// A model that was built of the cache's weights. `keep` has the runtime keep the lease up.
     pub fn built(model: M, fetch: Fetch, keep: impl FnOnce(Keeper) -> Lease) -> Fetched<M> {
         Fetched::Loaded(Some(match fetch {
@@ -171,6 +191,7 @@ impl<M> Fetched<M> {
             Fetched::Loaded(loaded) => return Ok(loaded.expect("only a reload finds what the engine has")),
             Fetched::LoadFromDisk { because } => because,
         };
+        tracing::warn!("loading from disk: {because}");
         match from_disk(&because) {
             Ok(model) => Ok(Loaded::LoadedFromDisk { model, because }),
             Err(error) => Err(LoadError::Disk {

@@ -10,6 +10,7 @@ use crate::poller::Waker;
 use crate::task::{Task, Turn, run, wait};
 use std::error::Error;
 use std::fmt::Display;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -52,15 +53,17 @@ impl Loader {
         E: Display,
         D: Into<Box<dyn Error + Send + Sync>>,
     {
-        fetch(Loading::new(&self.0)?, build)?.or_from_disk(from_disk)
+        let fetched = fetch(Loading::new(&self.0), build);
+        Fetched::or_local(fetched, self.0.options.fallback)?.or_from_disk(from_disk)
     }
 
-    /// Maps or copies the weights, for an engine that has no loader of its own at hand.
+    /// Maps or copies the weights, for an engine that has no loader of its own at hand. With `fallback: false`
+    /// the daemon is waited for.
     ///
     /// # Errors
     /// [`LoadError::Attach`] where the cache cannot serve.
     pub fn attach(&self) -> Result<Loaded<Weights>, LoadError> {
-        let fetched = fetch(Loading::new(&self.0)?, Ok::<_, String>)?.from_cache()?;
+        let fetched = fetch(Loading::new(&self.0), Ok::<_, String>)?.from_cache()?;
         Ok(fetched.expect("only a reload finds what the engine has"))
     }
 
@@ -76,7 +79,7 @@ impl Loader {
         current: Option<Generation>,
         build: impl FnOnce(Weights) -> Result<M, E>,
     ) -> Result<Option<Loaded<M>>, LoadError> {
-        fetch(Loading::reload(&self.0, current)?, build)?.from_cache()
+        fetch(Loading::reload(&self.0, current), build)?.from_cache()
     }
 
     /// How many bytes of the device the cache holds for this engine beside its own memory, for the budget of
@@ -101,9 +104,10 @@ impl From<Binding> for Loader {
 }
 
 fn fetch<M, E: Display>(
-    mut loading: Loading,
+    loading: io::Result<Loading>,
     build: impl FnOnce(Weights) -> Result<M, E>,
 ) -> Result<Fetched<M>, LoadError> {
+    let mut loading = loading?;
     let mut build = Some(build);
     let mut model = None;
     loop {
@@ -140,7 +144,7 @@ impl Keeping {
             let stopped = Arc::clone(&stop);
             let builder = thread::Builder::new().name("weightd-lease".to_owned());
             let thread = builder.spawn(move || keep_until(keeper, &stopped))?;
-            Ok::<_, std::io::Error>((stop, thread))
+            Ok::<_, io::Error>((stop, thread))
         };
         match thread() {
             Ok(thread) => Keeping(Some(thread)),
@@ -153,15 +157,20 @@ impl Keeping {
 }
 
 fn keep_until(mut keeper: Keeper, stop: &Waker) {
-    while let Ok(turn) = keeper.turn() {
-        match turn {
-            Turn::Work(work) => work.run().tell(&mut keeper),
-            Turn::Done(()) => return,
-            Turn::Wait(timeout) => match wait([keeper.as_fd(), stop.as_fd()], timeout) {
+    let kept = loop {
+        match keeper.turn() {
+            Ok(Turn::Work(work)) => work.run().tell(&mut keeper),
+            Ok(Turn::Done(())) => break Ok(()),
+            Ok(Turn::Wait(timeout)) => match wait([keeper.as_fd(), stop.as_fd()], timeout) {
                 Ok([_, false]) => {}
-                Ok([_, true]) | Err(_) => return,
+                Ok([_, true]) => break Ok(()),
+                Err(error) => break Err(error),
             },
+            Err(error) => break Err(error),
         }
+    };
+    if let Err(error) = kept {
+        tracing::warn!("a lease is given up, since it cannot be waited for: {error}");
     }
 }
 

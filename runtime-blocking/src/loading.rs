@@ -143,11 +143,10 @@ impl Loading {
             Outcome::Unchanged { .. } => return Stop::Unchanged,
             Outcome::Mapped { generation, leased } => {
                 let lease = self.dial.hang_on().filter(|_| leased);
-                let keeper = lease.map(|lease| Keeper::new(&self.binding, generation, lease));
+                let keeper = lease.and_then(|lease| Keeper::new(&self.binding, generation, lease));
                 Fetch::Mapped {
                     generation,
-                    // Nothing about the lease fails a load.
-                    keeper: keeper.and_then(Result::ok).map(Box::new),
+                    keeper: keeper.map(Box::new),
                     timing,
                 }
             }
@@ -162,6 +161,10 @@ impl Loading {
 
 impl Task for Loading {
     type Output = Stop;
+
+    fn holds_memory(&self) -> bool {
+        self.weights.is_some()
+    }
 
     fn turn(&mut self) -> io::Result<Turn<Loading>> {
         let step = match self.dial.turn() {
@@ -185,10 +188,7 @@ impl Task for Loading {
                     return self.turn();
                 }
             },
-            AttachStep::LoadFromDisk { because } => {
-                tracing::warn!("loading from disk: {because}");
-                Turn::Done(Stop::LoadFromDisk { because })
-            }
+            AttachStep::LoadFromDisk { because } => Turn::Done(Stop::LoadFromDisk { because }),
             AttachStep::Done(Ok(outcome)) => Turn::Done(self.over(outcome)),
             AttachStep::Done(Err(error)) => Turn::Done(Stop::Over(Err(error))),
         })

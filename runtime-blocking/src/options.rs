@@ -31,7 +31,8 @@ pub struct LoaderOptions {
     /// `zero_copy` maps the daemon's memory; `copy` clones it and asks the daemon to let go.
     #[serde(deserialize_with = "mode")]
     pub mode: Mode,
-    /// Whether the engine loads from disk where the cache cannot serve. Without, it waits.
+    /// Whether the engine has something else to do where the cache cannot serve: to load from disk, or to go
+    /// on without. Without, it waits, also for a reload, a publication, and an answer about memory.
     pub fallback: bool,
     /// How long an answer is waited for, and a connection that broke is retried, in seconds.
     pub connect_timeout_s: f64,
@@ -43,6 +44,7 @@ pub struct LoaderOptions {
 
 /// Why options are none.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum OptionsError {
     /// No JSON of this form; the message names the field.
     #[error("loader options: {0}")]
@@ -72,6 +74,11 @@ impl std::str::FromStr for LoaderOptions {
 
     /// Reads JSON.
     fn from_str(json: &str) -> Result<LoaderOptions, OptionsError> {
+        // A list would be taken for the fields in their order.
+        if !json.trim_start().starts_with('{') {
+            let why = "give a JSON object, such as {\"mode\": \"copy\"}";
+            return Err(OptionsError::Value(why.to_owned()));
+        }
         let options: LoaderOptions = serde_json::from_str(json)?;
         options.check()?;
         Ok(options)
@@ -155,7 +162,9 @@ mod tests {
             (r#"{"connect_timeout_s": -1}"#, "connect_timeout_s"),
             (r#"{"state_timeout_s": 1e999}"#, "number out of range"),
             (r#"{"fallback": "yes"}"#, "yes"),
-            ("[]", "invalid length"),
+            ("[]", "JSON object"),
+            ("", "JSON object"),
+            ("{", "EOF"),
         ] {
             let error = json.parse::<LoaderOptions>().unwrap_err().to_string();
             assert!(error.contains(named), "{json}: {error}");

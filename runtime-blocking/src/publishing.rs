@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use weightd_core::content::Generation;
 use weightd_core::machine::{Fault, Filled, Publish, PublishError, PublishStep};
-use weightd_core::wire::message::{ContentInfo, RegionInfo};
+use weightd_core::wire::message::ContentInfo;
 use weightd_gpu::{Device, Mapping, Weights};
 
 /// Publishes weights for a [`Binding`]; stops for the engine to fill the memory, and at the end.
@@ -22,9 +22,9 @@ pub struct Publishing {
     contents: Arc<Contents>,
     dial: Dial<Publish<OwnedFd>>,
     /// Memory that the engine shall fill.
-    empty: Option<Filling>,
+    empty: Option<Box<Filling>>,
     /// What the engine has filled, or why not.
-    full: Option<Result<Filling, String>>,
+    full: Option<Result<Box<Filling>, String>>,
     /// What was filled, as everybody will map it.
     weights: Option<Weights>,
 }
@@ -33,7 +33,7 @@ pub struct Publishing {
 #[derive(Debug)]
 pub enum PublishStop {
     /// The engine copies its tensors and reports [`filled`](Publishing::filled).
-    Fill(Filling),
+    Fill(Box<Filling>),
     /// The publication is over.
     Over(Result<Box<Handed>, PublishError>),
 }
@@ -60,8 +60,10 @@ pub struct Published {
     pub lease: Option<Lease>,
 }
 
-/// Why nothing was published. What the daemon held it holds on.
+/// Why nothing was published. What the daemon held it holds on, unless it was started with `--replace
+/// drop-first` and made room; after [`PublishError::Unknown`] it may hold what was to be published.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PublishFailed {
     /// The contents are none.
     #[error(transparent)]
@@ -105,8 +107,15 @@ impl Publishing {
     }
 
     /// Reports that the memory is filled, or why not; then it was dropped.
-    pub fn filled(&mut self, result: Result<Filling, String>) {
-        self.full = Some(result);
+    pub fn filled(&mut self, result: Result<Box<Filling>, String>) {
+        self.full = Some(result.and_then(|filling| {
+            // What nobody wrote is no weight.
+            let unfilled = filling.unfilled();
+            match unfilled.is_empty() {
+                true => Ok(filling),
+                false => Err(format!("nothing was written to {}", unfilled.join(", "))),
+            }
+        }));
     }
 
     fn allocate(&self) -> Work<Publishing> {
@@ -116,7 +125,7 @@ impl Publishing {
             let region = device.allocate(contents.bytes().max(1)).map_err(fault)?;
             let manifest = contents.manifest(&device, region.bytes());
             let manifest = manifest.map_err(|error| Fault::Malformed(error.to_string()))?;
-            Ok(Filling { manifest, region })
+            Ok(Box::new(Filling::new(manifest, region)))
         };
         Work::new(
             work,
@@ -127,8 +136,8 @@ impl Publishing {
         )
     }
 
-    fn export(&mut self, filling: Filling) -> Work<Publishing> {
-        let work = move || export(filling);
+    fn export(&mut self, filling: Box<Filling>) -> Work<Publishing> {
+        let work = move || export(*filling);
         Work::new(work, |task: &mut Publishing, exported| {
             let filled = exported.map(|(filled, weights)| {
                 task.weights = Some(weights);
@@ -142,12 +151,12 @@ impl Publishing {
         PublishStop::Over(result.map(|published| {
             let generation = published.generation;
             let lease = self.dial.hang_on().filter(|_| published.leased);
-            let keeper = lease.map(|lease| Keeper::new(&self.binding, generation, lease));
+            let keeper = lease.and_then(|lease| Keeper::new(&self.binding, generation, lease));
             let weights = self.weights.take().expect("what was published was mapped before");
             Box::new(Handed {
                 weights: weights.with_generation(generation),
                 generation,
-                keeper: keeper.and_then(Result::ok).map(Box::new),
+                keeper: keeper.map(Box::new),
             })
         }))
     }
@@ -155,6 +164,10 @@ impl Publishing {
 
 impl Task for Publishing {
     type Output = PublishStop;
+
+    fn holds_memory(&self) -> bool {
+        self.weights.is_some() || self.empty.is_some() || self.full.is_some()
+    }
 
     fn turn(&mut self) -> io::Result<Turn<Publishing>> {
         if let Some(filling) = self.empty.take() {
@@ -171,7 +184,7 @@ impl Task for Publishing {
                 let binding = self.binding.clone();
                 Turn::Work(Work::new(
                     move || binding.digest(),
-                    |task: &mut Publishing, digest| task.dial.machine.digested(digest),
+                    |task: &mut Publishing, digest| task.dial.machine.digested(task.dial.now(), digest),
                 ))
             }
             Dialled::Next(PublishStep::Fill) => Turn::Work(self.allocate()),
@@ -188,20 +201,12 @@ impl AsFd for Publishing {
 
 /// Fixes what was filled, and maps it as everybody else will.
 fn export(filling: Filling) -> Result<(Filled<OwnedFd>, Weights), Fault> {
-    let Filling { manifest, region } = filling;
+    let Filling { manifest, region, .. } = filling;
     let device = region.device();
     let encoded = manifest.encode();
     let sealed = weightd_gpu::sealed(&encoded).map_err(fault)?;
     let export = region.export().map_err(fault)?;
-    let content = ContentInfo {
-        manifest_bytes: encoded.len() as u64,
-        regions: vec![RegionInfo {
-            handle: export.handle,
-            bytes: export.bytes,
-        }],
-        tensors: manifest.tensors().len() as u32,
-        aliases: manifest.aliases().len() as u32,
-    };
+    let content = ContentInfo::of(&manifest, encoded.len());
     let ours = export.try_clone().map_err(fault)?;
     let mapping = Mapping::import(ours.handle, ours.fd, ours.bytes, device).map_err(fault)?;
     let weights = Weights::new(manifest, vec![mapping]);

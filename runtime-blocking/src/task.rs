@@ -23,6 +23,12 @@ pub trait Task: AsFd + Sized {
     /// # Errors
     /// This process cannot wait any more.
     fn turn(&mut self) -> io::Result<Turn<Self>>;
+
+    /// Whether dropping it frees memory of regions, which takes a second for each few GiB: a runtime that
+    /// must not block drops it elsewhere.
+    fn holds_memory(&self) -> bool {
+        false
+    }
 }
 
 /// What a task needs.

@@ -10,7 +10,7 @@
 //!
 //! ```no_run
 //! use weightd_smol::{EngineRank, Loader, LoaderOptions};
-//! # use weightd_gpu::Weights;
+//! # use weightd_smol::Weights;
 //! # struct Model;
 //! # impl Model {
 //! #     fn over(weights: Weights) -> Result<Model, String> { unimplemented!() }
@@ -36,10 +36,7 @@ use std::time::Duration;
 use weightd_blocking::asynchronous::{self, Runtime};
 
 pub use weightd_blocking::asynchronous::serve;
-pub use weightd_blocking::{
-    BindError, Binding, Contents, EngineRank, Filling, Lease, LeaseEvent, LoadError, Loaded, LoaderOptions,
-    PublishFailed, Published,
-};
+pub use weightd_blocking::engine::*;
 
 /// Loads the weights of one rank from its daemon, or has the engine load them from disk.
 pub type Loader = asynchronous::Loader<Smol>;
@@ -76,6 +73,10 @@ impl Runtime for Smol {
 
     async fn unblock<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
         smol::unblock(work).await
+    }
+
+    fn detach(work: impl FnOnce() + Send + 'static) {
+        smol::unblock(work).detach();
     }
 
     fn spawn(future: impl Future<Output = ()> + Send + 'static) -> smol::Task<()> {

@@ -5,11 +5,12 @@
 //! blocking pool; the runtime needs its I/O and time drivers ([`enable_all`]).
 //!
 //! Every future may be dropped at any moment: its connection closes and its descriptors with it. What runs
-//! on the blocking pool then runs to its end there, and what came of it is dropped.
+//! on the blocking pool then runs to its end there, and what came of it is dropped. A lease ends with the runtime
+//! that it was made in.
 //!
 //! ```no_run
 //! use weightd_tokio::{EngineRank, Loaded, Loader, LoaderOptions};
-//! # use weightd_gpu::Weights;
+//! # use weightd_tokio::Weights;
 //! # struct Model;
 //! # impl Model {
 //! #     fn over(weights: Weights) -> Result<Model, String> { unimplemented!() }
@@ -20,7 +21,7 @@
 //! let loader = Loader::new(&LoaderOptions::default(), &rank)?;
 //! let loaded = loader.load(Model::over, |_because| Model::read()).await?;
 //! if let Loaded::Mapped { lease: Some(lease), .. } = &loaded {
-//!     lease.on_event(|event| eprintln!("{event:?}"));
+//!     lease.on_event(|event| eprintln!("{event}"));
 //! }
 //! # Ok(())
 //! # }
@@ -38,14 +39,12 @@ use std::panic::resume_unwind;
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use weightd_blocking::asynchronous::{self, Runtime};
 
 pub use weightd_blocking::asynchronous::serve;
-pub use weightd_blocking::{
-    BindError, Binding, Contents, EngineRank, Filling, Lease, LeaseEvent, LoadError, Loaded, LoaderOptions,
-    PublishFailed, Published,
-};
+pub use weightd_blocking::engine::*;
 
 /// Loads the weights of one rank from its daemon, or has the engine load them from disk.
 pub type Loader = asynchronous::Loader<Tokio>;
@@ -85,7 +84,18 @@ impl Runtime for Tokio {
     async fn unblock<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
         match tokio::task::spawn_blocking(work).await {
             Ok(result) => result,
-            Err(error) => resume_unwind(error.into_panic()),
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                // The runtime ends, and whoever awaits this ends with it.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+
+    fn detach(work: impl FnOnce() + Send + 'static) {
+        match Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(work)),
+            Err(_) => work(),
         }
     }
 

@@ -29,19 +29,12 @@ pub fn until_signal(mapped: &[Mapped], signals: &Signals, json: bool) -> Result<
 }
 
 fn line(rank: u32, event: &LeaseEvent, json: bool) -> String {
-    let (name, generation, what) = match event {
-        LeaseEvent::LeasedAgain { generation } => (
-            "leased_again",
-            generation,
-            "leased again from the daemon that serves it now".to_owned(),
-        ),
-        LeaseEvent::Lost { generation, why } => (
-            "daemon_lost",
-            generation,
-            format!("stays mapped, but its daemon is lost, and nobody counts it any more: {why}"),
-        ),
-    };
     if json {
+        let (name, generation) = match event {
+            LeaseEvent::LeasedAgain { generation } => ("leased_again", generation),
+            LeaseEvent::Lost { generation, .. } => ("daemon_lost", generation),
+            _ => return event.to_string(),
+        };
         let event = serde_json::json!({
             "event": name,
             "global_rank": rank,
@@ -49,5 +42,5 @@ fn line(rank: u32, event: &LeaseEvent, json: bool) -> String {
         });
         return event.to_string();
     }
-    format!("rank {rank}: generation {generation} {what}")
+    format!("rank {rank}: {event}")
 }

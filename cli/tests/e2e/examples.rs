@@ -48,9 +48,7 @@ fn a_synchronous_engine_generates_the_same_from_cache_copy_and_disk_and_says_whi
     let (site, model) = (Site::new(), model("llama"));
     let from_disk = run("engine_blocking", &site, &model, &[]);
     assert!(
-        from_disk
-            .stderr
-            .contains("loaded from disk: no daemon serves here"),
+        from_disk.stderr.contains("loaded from disk: no socket directory"),
         "{from_disk:?}"
     );
     assert!(
@@ -137,10 +135,7 @@ fn an_async_server_reloads_on_request_and_serves_on_when_its_daemon_is_lost() {
     wait_until("the daemon is lost", || json("/weights")["daemon_lost"] == true);
     assert_eq!(json("/generate?first=1&tokens=8"), tokens);
     let (code, why) = post(&address, "/reload");
-    assert!(
-        code == 503 && why.contains("no daemon serves here"),
-        "{code} {why}"
-    );
+    assert!(code == 503 && why.contains("no daemon serves"), "{code} {why}");
 
     let _next = site.preload(&model, 1, &[]);
     assert_eq!(post(&address, "/reload"), (200, r#"{"changed":true}"#.to_owned()));

@@ -37,6 +37,12 @@ impl Patience {
         self.started.get_or_insert(now);
     }
 
+    /// What was done meanwhile was no waiting: all times run from now on.
+    pub fn restart(&mut self, now: Now) {
+        self.started = Some(now);
+        self.retry_until = None;
+    }
+
     fn over_all(&self, now: Now) -> Now {
         self.started.unwrap_or(now) + self.state_timeout
     }
@@ -73,10 +79,12 @@ impl Patience {
 fn is_passing(error: &AttachError) -> bool {
     match error {
         AttachError::Broken { .. } => true,
-        AttachError::Daemon { code, .. } => matches!(
-            ErrorCode::from_number(*code),
-            ErrorCode::Busy | ErrorCode::DigestPending | ErrorCode::Timeout
-        ),
+        AttachError::Daemon { code, .. } => {
+            matches!(
+                code,
+                ErrorCode::Busy | ErrorCode::DigestPending | ErrorCode::Timeout
+            )
+        }
         _ => false,
     }
 }
@@ -86,6 +94,12 @@ fn may_come(error: &AttachError) -> bool {
     use AttachError::*;
     matches!(
         error,
-        Unavailable { .. } | Empty | Released | Lost | Timeout { .. } | Daemon { .. }
+        Unavailable { .. }
+            | Local { .. }
+            | Empty { .. }
+            | Released { .. }
+            | Lost { .. }
+            | Timeout { .. }
+            | Daemon { .. }
     )
 }

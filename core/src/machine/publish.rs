@@ -1,7 +1,8 @@
 //! An engine hands the weights that it made itself to a daemon that takes them.
 //!
 //! It asks what the daemon is and holds, has its memory filled, publishes it as one step, and leases
-//! it. Whatever happens on the way, the daemon goes on with what it held.
+//! it. Whatever fails on the way, the daemon goes on with what it held, unless its operator would rather have
+//! that dropped to make room.
 
 use super::ask::Ask;
 use super::client::{Client, Inquiry, Step};
@@ -24,6 +25,7 @@ const WORKS_WITHIN: Span = Span::secs(130);
 /// Why nothing was published, by cause. Each says what to do next.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs)]
+#[non_exhaustive]
 pub enum PublishError {
     #[error(transparent)]
     Daemon(#[from] AttachError),
@@ -39,11 +41,9 @@ pub enum PublishError {
         "out of memory: {why}; free memory, or let the daemon replace by `weightd serve --replace drop-first`"
     )]
     OutOfMemory { why: String },
-    #[error("the weights could not be copied to the daemon's memory: {why}")]
+    #[error("the weights could not be copied to the daemon's memory: {why}; nothing was published")]
     FillFailed { why: String },
-    #[error(
-        "the connection broke before the daemon's answer, so it may hold the content or not: {why}; attach to see"
-    )]
+    #[error("the daemon may hold the content or not: {why}; attach to see")]
     Unknown { why: String },
 }
 
@@ -131,8 +131,9 @@ impl<F> Publish<F> {
     }
 
     /// The digest is computed, or could not be.
-    pub fn digested(&mut self, result: Result<[u8; 32], String>) {
+    pub fn digested(&mut self, now: Now, result: Result<[u8; 32], String>) {
         assert_eq!(self.phase, Phase::Digesting, "the digest was asked for");
+        self.patience.restart(now);
         match result {
             Ok(digest) => {
                 self.key.checkpoint.digest = Some(digest);
@@ -145,6 +146,7 @@ impl<F> Publish<F> {
     /// The memory is filled, or could not be; then it is freed already.
     pub fn filled(&mut self, now: Now, result: Result<Filled<F>, Fault>) {
         assert_eq!(self.phase, Phase::Filling, "what is filled was asked for");
+        self.patience.restart(now);
         match (result, self.expects) {
             (Ok(filled), _) => {
                 self.filled = Some((filled.content, Arc::new(filled.descriptors)));
@@ -155,7 +157,7 @@ impl<F> Publish<F> {
                 self.go(now, Phase::Releasing(held));
             }
             (Err(Fault::OutOfMemory(why)), _) => self.end = Some(Err(PublishError::OutOfMemory { why })),
-            (Err(Fault::Malformed(why) | Fault::Other(why)), _) => {
+            (Err(Fault::Malformed(why) | Fault::Unsupported(why) | Fault::Other(why)), _) => {
                 self.end = Some(Err(PublishError::FillFailed { why }));
             }
         }
@@ -234,15 +236,20 @@ impl<F> Publish<F> {
 
     /// Tries again where nothing was done yet.
     fn failed(&mut self, now: Now, error: AttachError) -> Result<(), PublishError> {
-        let conflict = [ErrorCode::Conflict, ErrorCode::StaleGeneration].map(ErrorCode::number);
+        let conflict = [ErrorCode::Conflict, ErrorCode::StaleGeneration];
+        let in_doubt = [ErrorCode::InDoubt, ErrorCode::Timeout];
         match error {
             AttachError::Daemon { code, why } if conflict.contains(&code) => {
                 Err(PublishError::Conflict { why })
             }
-            AttachError::Broken { why } if self.sent => Err(PublishError::Unknown { why }),
-            AttachError::Timeout { seconds } if self.sent => Err(PublishError::Unknown {
-                why: format!("no answer within {seconds} s"),
-            }),
+            // It may have been stored, so saying it again could only meet itself.
+            AttachError::Daemon { code, why } if self.sent && in_doubt.contains(&code) => {
+                Err(PublishError::Unknown { why })
+            }
+            error @ (AttachError::Broken { .. } | AttachError::Timeout { .. }) if self.sent => {
+                let why = error.to_string();
+                Err(PublishError::Unknown { why })
+            }
             error => match self.patience.again(now, &error) {
                 Some(at) => {
                     self.inquiry.connect_at(at);

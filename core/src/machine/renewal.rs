@@ -13,6 +13,8 @@ use crate::wire::message::{ErrorCode, Message, Watch};
 
 /// How long a daemon may take to be back.
 pub const RENEWS_WITHIN: Span = Span::secs(5);
+/// How long after that a daemon is looked for once more: a service manager may take its time.
+const LATER: Span = Span::secs(10);
 /// The pause between two tries.
 const PAUSE: Span = Span::millis(100);
 /// How long one answer may take.
@@ -27,6 +29,9 @@ pub enum Renewed {
     Lost {
         /// Why.
         why: String,
+        /// When to try once more, for as long as the mapping is kept; never, where another generation is
+        /// served by now.
+        again: Option<Now>,
     },
 }
 
@@ -57,20 +62,20 @@ impl<F> Client<F> for Renewal<F> {
 
     fn step(&mut self, now: Now) -> Step<Renewed> {
         loop {
-            let why = match self.inquiry.step(now).next() {
+            let (why, again) = match self.inquiry.step(now).next() {
                 Err(step) => return step,
                 Ok(Ok(Message::Watching(_))) => return Step::Next(Renewed::Leased),
-                Ok(Ok(other)) => format!("it answered with a {} message", other.name()),
+                Ok(Ok(other)) => (format!("it answered with a {} message", other.name()), None),
                 Ok(Err(error)) => {
-                    let again = now + PAUSE;
-                    if is_passing(&error) && again < self.until {
-                        self.inquiry.connect_at(again);
+                    let (back, next) = (may_be_back(&error), now + PAUSE);
+                    if back && next < self.until {
+                        self.inquiry.connect_at(next);
                         continue;
                     }
-                    error.to_string()
+                    (error.to_string(), back.then_some(now + LATER))
                 }
             };
-            return Step::Next(Renewed::Lost { why });
+            return Step::Next(Renewed::Lost { why, again });
         }
     }
 
@@ -88,11 +93,13 @@ impl<F> Client<F> for Renewal<F> {
 }
 
 /// Whether the daemon is on its way, or has too much to do.
-fn is_passing(error: &AttachError) -> bool {
-    let busy = ErrorCode::Busy.number();
+fn may_be_back(error: &AttachError) -> bool {
     match error {
-        AttachError::Unavailable { .. } | AttachError::Broken { .. } | AttachError::Timeout { .. } => true,
-        AttachError::Daemon { code, .. } => *code == busy,
+        AttachError::Unavailable { .. }
+        | AttachError::Local { .. }
+        | AttachError::Broken { .. }
+        | AttachError::Timeout { .. } => true,
+        AttachError::Daemon { code, .. } => *code == ErrorCode::Busy,
         _ => false,
     }
 }

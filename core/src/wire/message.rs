@@ -11,7 +11,8 @@ pub use activity::{
 };
 
 use super::frame::MAX_BODY;
-use crate::content::{DeviceUuid, Generation, HandleKind, Key};
+use crate::content::manifest::Region;
+use crate::content::{DeviceUuid, Generation, HandleKind, Key, Manifest};
 use speedy::{Endianness, Readable, Writable};
 use thiserror::Error;
 
@@ -228,6 +229,20 @@ pub struct ContentInfo {
 }
 
 impl ContentInfo {
+    /// Of a manifest, which takes `bytes` bytes.
+    pub fn of(manifest: &Manifest, bytes: usize) -> ContentInfo {
+        let region = |region: &Region| RegionInfo {
+            handle: region.handle,
+            bytes: region.bytes,
+        };
+        ContentInfo {
+            manifest_bytes: bytes as u64,
+            regions: manifest.regions().iter().map(region).collect(),
+            tensors: manifest.tensors().len() as u32,
+            aliases: manifest.aliases().len() as u32,
+        }
+    }
+
     /// Whether it lives no longer than its publisher: memory of a legacy CUDA IPC handle is that process's own.
     pub fn is_legacy(&self) -> bool {
         let legacy = |region: &RegionInfo| region.handle == HandleKind::CudaIpc;

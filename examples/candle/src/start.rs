@@ -96,7 +96,7 @@ fn tell(event: &LeaseEvent) {
     match event {
         LeaseEvent::LeasedAgain { generation } => eprintln!("generation {generation} is leased again"),
         LeaseEvent::Lost { generation, why } => {
-            eprintln!("the daemon is lost, generation {generation} stays mapped: {why}");
+            eprintln!("the daemon of generation {generation} is lost, the engine goes on: {why}");
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::options::LoaderOptions;
 use std::error::Error;
 use std::fmt;
 use std::fmt::Display;
+use std::io;
 use std::marker::PhantomData;
 use weightd_core::content::Generation;
 use weightd_core::machine::AttachError;
@@ -50,7 +51,8 @@ impl<R: Runtime> Loader<R> {
         E: Display + Send + 'static,
         D: Into<Box<dyn Error + Send + Sync>>,
     {
-        match fetch::<R, _, _>(Loading::new(&self.binding)?, build).await? {
+        let fetched = fetch::<R, _, _>(Loading::new(&self.binding), build).await;
+        match Fetched::or_local(fetched, self.binding.options.fallback)? {
             Fetched::Loaded(loaded) => Fetched::Loaded(loaded).or_from_disk(from_disk),
             disk => R::unblock(move || disk.or_from_disk(from_disk)).await,
         }
@@ -61,7 +63,7 @@ impl<R: Runtime> Loader<R> {
     /// # Errors
     /// [`LoadError::Attach`] where the cache cannot serve.
     pub async fn attach(&self) -> Result<Loaded<Weights>, LoadError> {
-        let fetched = fetch::<R, _, _>(Loading::new(&self.binding)?, Ok::<_, String>)
+        let fetched = fetch::<R, _, _>(Loading::new(&self.binding), Ok::<_, String>)
             .await?
             .from_cache()?;
         Ok(fetched.expect("only a reload finds what the engine has"))
@@ -80,7 +82,7 @@ impl<R: Runtime> Loader<R> {
         M: Send + 'static,
         E: Display + Send + 'static,
     {
-        fetch::<R, _, _>(Loading::reload(&self.binding, current)?, build)
+        fetch::<R, _, _>(Loading::reload(&self.binding, current), build)
             .await?
             .from_cache()
     }
@@ -119,7 +121,7 @@ impl<R> fmt::Debug for Loader<R> {
 }
 
 async fn fetch<R, M, E>(
-    loading: Loading,
+    loading: io::Result<Loading>,
     build: impl FnOnce(Weights) -> Result<M, E> + Send + 'static,
 ) -> Result<Fetched<M>, LoadError>
 where
@@ -127,7 +129,7 @@ where
     M: Send + 'static,
     E: Display + Send + 'static,
 {
-    let mut loading = Driven::<R, _>::new(loading)?;
+    let mut loading = Driven::<R, _>::new(loading?)?;
     let mut build = Some(build);
     let mut model = None;
     loop {
@@ -137,7 +139,7 @@ where
                 let built = R::unblock(move || build(weights))
                     .await
                     .map(|built| model = Some(built));
-                loading.task.built(built.map_err(|error| error.to_string()));
+                loading.task().built(built.map_err(|error| error.to_string()));
             }
             Stop::LoadFromDisk { because } => return Ok(Fetched::LoadFromDisk { because }),
             Stop::Unchanged => return Ok(Fetched::Loaded(None)),

@@ -4,7 +4,8 @@
 //! `weightd-tokio` and `weightd-smol` are such runtimes.
 //!
 //! Every future may be dropped at any moment: its connection closes and its descriptors with it. What runs
-//! where it may block then runs to its end there, and what came of it is dropped.
+//! where it may block (also what the engine builds, loads or fills) then runs to its end there, and what came of
+//! it is dropped there. A publication that was on its way may have been stored.
 
 mod driven;
 mod loader;
@@ -53,6 +54,9 @@ pub trait Runtime: 'static {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> impl Future<Output = T> + Send;
 
+    /// Runs what blocks where that may be, and does not wait for it.
+    fn detach(work: impl FnOnce() + Send + 'static);
+
     /// Runs a future in the background, until what is returned is dropped.
     fn spawn(future: impl Future<Output = ()> + Send + 'static) -> Self::Spawned;
 }
@@ -64,7 +68,7 @@ pub trait Runtime: 'static {
 pub async fn serve<R: Runtime>(
     process: ServerProcess<'_>,
     signals: impl AsFd,
-    on_event: impl FnMut(&Server<OwnedFd>, &ServerEvent) + 'static,
+    on_event: impl FnMut(&Server<OwnedFd>, &ServerEvent) + Send + 'static,
 ) -> io::Result<()> {
     let serving = Serving::new(process, signals, on_event)?;
     Driven::<R, _>::new(serving)?.run().await

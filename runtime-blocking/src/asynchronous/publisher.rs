@@ -20,7 +20,8 @@ pub struct Publisher<R> {
 }
 
 impl<R: Runtime> Publisher<R> {
-    /// For this rank of an engine. What was done to the weights is named by the `processing` of its keys.
+    /// For this rank of an engine. What was done to the weights is named by the `processing` of its keys. It
+    /// makes the device ready, which can take a tenth of a second; it waits for nobody.
     ///
     /// # Errors
     /// What makes the cache unusable for this engine.
@@ -56,7 +57,7 @@ impl<R: Runtime> Publisher<R> {
                         Ok(()) => Ok(filling),
                         Err(error) => Err(error.to_string()),
                     };
-                    publishing.task.filled(R::unblock(work).await);
+                    publishing.task().filled(R::unblock(work).await);
                 }
                 PublishStop::Over(handed) => return Ok(handed?.kept(keep::<R>)),
             }

@@ -150,6 +150,8 @@ impl<F> Attach<F> {
     /// The digest is computed, or could not be.
     pub fn digested(&mut self, now: Now, result: Result<[u8; 32], String>) {
         self.expect(matches!(self.at, At::Digesting), "digested");
+        // That took its time, and was no waiting.
+        self.patience.restart(now);
         match result {
             Ok(digest) => {
                 self.key.checkpoint.digest = Some(digest);
@@ -171,7 +173,8 @@ impl<F> Attach<F> {
 
     /// Tells the daemon that its content could not be imported; its answer is not waited for.
     fn report(&mut self, now: Now, fault: Fault) {
-        let (Fault::OutOfMemory(why) | Fault::Malformed(why) | Fault::Other(why)) = &fault;
+        let (Fault::OutOfMemory(why) | Fault::Malformed(why) | Fault::Unsupported(why) | Fault::Other(why)) =
+            &fault;
         let report = Report {
             daemon: 0,
             generation: self.known_generation(),
@@ -324,6 +327,11 @@ impl<F> Attach<F> {
         let error = match fault {
             Fault::OutOfMemory(why) => AttachError::OutOfMemory { why },
             Fault::Malformed(why) => AttachError::Malformed { why },
+            // An error whatever the engine could load itself: it runs where it cannot use what it asked for.
+            Fault::Unsupported(why) => {
+                let error = AttachError::UnsupportedPlatform { why };
+                return self.over(AttachStep::Done(Err(error)));
+            }
             Fault::Other(why) => AttachError::ImportFailed { why },
         };
         self.give_up(now, error);
@@ -488,25 +496,13 @@ impl<F> Exchange<F> for Attach<F> {
         truncated: bool,
     ) {
         if let Err(error) = self.link.receive(bytes, descriptors, truncated) {
-            return self.broke(
-                now,
-                AttachError::Malformed {
-                    why: error.to_string(),
-                },
-            );
+            return self.broke(now, error.into());
         }
         loop {
             match self.link.next_frame() {
                 Ok(None) => return,
                 Ok(Some(frame)) => self.frame(now, frame),
-                Err(error) => {
-                    return self.broke(
-                        now,
-                        AttachError::Malformed {
-                            why: error.to_string(),
-                        },
-                    );
-                }
+                Err(error) => return self.broke(now, error.into()),
             }
         }
     }

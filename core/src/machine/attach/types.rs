@@ -3,6 +3,7 @@
 use crate::content::{DeviceUuid, Generation, Role};
 use crate::machine::AskError;
 use crate::time::Span;
+use crate::wire::FrameError;
 use crate::wire::message::{ErrorCode, State};
 use thiserror::Error;
 
@@ -77,6 +78,8 @@ pub enum Fault {
     OutOfMemory(String),
     /// The manifest or a region is not what it should be.
     Malformed(String),
+    /// Nothing on this machine can map memory of this kind.
+    Unsupported(String),
     /// Anything else.
     Other(String),
 }
@@ -84,21 +87,22 @@ pub enum Fault {
 /// Why the cache cannot serve, by cause. Each says what to do next.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs)]
+#[non_exhaustive]
 pub enum AttachError {
-    #[error("no daemon serves here: {why}; start one with `weightd preload`")]
+    #[error("{why}")]
     Unavailable { why: String },
+    #[error("this process cannot ask: {why}")]
+    Local { why: String },
     #[error("the connection to the daemon broke: {why}; see the daemon's log")]
     Broken { why: String },
     #[error("the daemon serves something else: {} differ; start it and the engine with the same model and options", fields.join(", "))]
     Mismatch { fields: Vec<String> },
-    #[error("the daemon holds no content yet: wait until its launcher is READY, or an engine has published")]
-    Empty,
-    #[error(
-        "the daemon's content was released: end its launcher (`weightd stop`) and run `weightd preload` again"
-    )]
-    Released,
-    #[error("the device lost the daemon's content: it is loaded afresh, try again")]
-    Lost,
+    #[error("empty: {why}")]
+    Empty { why: String },
+    #[error("released: {why}")]
+    Released { why: String },
+    #[error("lost: {why}")]
+    Lost { why: String },
     #[error("refused: {why}")]
     RefusedPeer { why: String },
     #[error(
@@ -109,33 +113,47 @@ pub enum AttachError {
     OutOfMemory { why: String },
     #[error("malformed: {why}; use the same weightd release on both sides")]
     Malformed { why: String },
-    #[error("the import failed: {why}")]
+    #[error("memory of this kind cannot be mapped on this machine: {why}")]
+    UnsupportedPlatform { why: String },
+    #[error("the import failed: {why}; the daemon was told, and its log says what its launcher finds")]
     ImportFailed { why: String },
-    #[error("the engine could not build its model of the cached weights: {why}")]
+    #[error(
+        "the engine could not build its model of the cached weights: {why}; compare its options with the daemon's"
+    )]
     BuildFailed { why: String },
-    #[error("the checkpoint's digest could not be computed: {why}")]
+    #[error(
+        "the checkpoint's digest could not be computed: {why}; make its files readable and leave them alone"
+    )]
     DigestFailed { why: String },
     #[error("no answer within {seconds} s: see the daemon's log")]
     Timeout { seconds: u64 },
-    #[error("the daemon cannot serve: {why}")]
-    Daemon { code: u16, why: String },
+    #[error("the daemon cannot serve: {why}; see its log")]
+    Daemon { code: ErrorCode, why: String },
 }
 
 impl AttachError {
     /// What a daemon's failure means.
     pub(in crate::machine) fn of_daemon(code: ErrorCode, why: String) -> AttachError {
         match code {
-            ErrorCode::Empty => AttachError::Empty,
-            ErrorCode::Released => AttachError::Released,
-            ErrorCode::Lost => AttachError::Lost,
+            ErrorCode::Empty => AttachError::Empty { why },
+            ErrorCode::Released => AttachError::Released { why },
+            ErrorCode::Lost => AttachError::Lost { why },
             ErrorCode::RefusedPeer => AttachError::RefusedPeer { why },
             ErrorCode::Malformed | ErrorCode::Version | ErrorCode::BadDescriptors => {
                 AttachError::Malformed { why }
             }
-            _ => AttachError::Daemon {
-                code: code.number(),
-                why,
-            },
+            code => AttachError::Daemon { code, why },
+        }
+    }
+}
+
+impl From<FrameError> for AttachError {
+    fn from(error: FrameError) -> AttachError {
+        let why = error.to_string();
+        match error {
+            // The kernel drops descriptors that a process has no room for.
+            FrameError::Truncated => AttachError::Local { why },
+            _ => AttachError::Malformed { why },
         }
     }
 }
@@ -157,7 +175,8 @@ impl From<AskError> for AttachError {
 impl From<ConnectFailure> for AttachError {
     fn from(failure: ConnectFailure) -> AttachError {
         match failure {
-            ConnectFailure::Absent(why) | ConnectFailure::Other(why) => AttachError::Unavailable { why },
+            ConnectFailure::Absent(why) => AttachError::Unavailable { why },
+            ConnectFailure::Other(why) => AttachError::Local { why },
             ConnectFailure::Refused(why) => AttachError::RefusedPeer { why },
             ConnectFailure::Busy => AttachError::Broken {
                 why: "its queue of connections is full".to_owned(),

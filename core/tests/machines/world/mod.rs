@@ -393,7 +393,9 @@ impl World {
         self.engines[engine].mapped = None;
         self.engines[engine]
             .end
-            .get_or_insert(End::Failed(AttachError::Empty));
+            .get_or_insert(End::Failed(AttachError::Empty {
+                why: "the test ends it".into(),
+            }));
         if let Some(wire) = self.engines[engine].wire.take() {
             self.close_end(wire, 0);
         }
