@@ -79,7 +79,7 @@ fn daemons_have_their_names_at_once_and_serve_what_is_published() {
         "{text}"
     );
     let ran = site.attach(&model, 2, &["--all"]);
-    assert!(ran.error(1).contains("holds no content yet"), "{ran:?}");
+    assert!(ran.error(1).contains("nothing was published here yet"), "{ran:?}");
 
     let publications = publish_all(&site, &model, 2);
     site.attach_verified(&model, 2);
