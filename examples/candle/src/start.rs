@@ -7,7 +7,7 @@ use candle_core::{DType, Device};
 use candle_transformers::models::llama::Config;
 use std::path::Path;
 use std::time::Duration;
-use weightd_blocking::{Lease, LeaseEvent, Loaded, LoaderOptions};
+use weightd_blocking::{Lease, Loaded, LoaderOptions};
 
 /// What a model is made of.
 #[derive(Debug)]
@@ -51,7 +51,8 @@ impl Plan<'_> {
             |_because| self.read(),
         )?;
         if let Some(lease) = loaded.lease() {
-            lease.on_event(tell);
+            // The engine serves on, whatever becomes of its lease; its operator wants to know.
+            lease.on_event(|event| eprintln!("{event}"));
         }
         let path = path(&loaded);
         let (generator, lease) = loaded.into_parts();
@@ -87,16 +88,6 @@ fn path<M>(loaded: &Loaded<M>) -> String {
         }
         Loaded::LoadedFromDisk { because, .. } => {
             format!("loaded from disk, since the cache could not serve: {because}")
-        }
-    }
-}
-
-/// The engine serves on, whatever becomes of its lease; its operator wants to know.
-fn tell(event: &LeaseEvent) {
-    match event {
-        LeaseEvent::LeasedAgain { generation } => eprintln!("generation {generation} is leased again"),
-        LeaseEvent::Lost { generation, why } => {
-            eprintln!("the daemon of generation {generation} is lost, the engine goes on: {why}");
         }
     }
 }
