@@ -9,9 +9,9 @@ mod taking;
 use crate::host::Host;
 use crate::ledger::{Fd, File};
 use crate::world::*;
-use weightd_core::content::{CheckpointId, Comparison, Generation, HandleKind, Key, Role};
+use weightd_core::content::{Comparison, Generation, HandleKind, Key, Role};
 use weightd_core::machine::{
-    Adopt, AttachOptions, Held, Inheritance, Origin, Outcome, ServerEvent, Vault, VaultEvent, inventory_names,
+    Adopt, AttachOptions, Inheritance, Origin, Outcome, ServerEvent, Vault, VaultEvent, inventory_names,
 };
 use weightd_core::peer::{Facts, FileKind, Peer};
 use weightd_core::time::Span;
@@ -27,44 +27,11 @@ fn generation(number: u64) -> Generation {
     Generation { epoch: EPOCH, number }
 }
 
-/// The key of a daemon that nobody has published for: its place, and nothing else.
-fn place(daemon: DaemonId) -> Key {
-    Key {
-        checkpoint: CheckpointId {
-            bytes: 0,
-            files: None,
-            digest: None,
-        },
-        model_arch: String::new(),
-        dtype: String::new(),
-        expert_placement_strategy: String::new(),
-        layout: String::new(),
-        processing: String::new(),
-        ..key(daemon)
-    }
-}
-
-fn publishable(daemon: DaemonId) -> DaemonInfo {
-    DaemonInfo {
-        publish: Some(Replace::Keep),
-        key: place(daemon),
-        ..info(daemon, false)
-    }
-}
-
-/// A vault whose first daemons take publications, and its server, which others can adopt.
+/// A vault of these daemons, and its server, which others can adopt.
 fn vault_with(daemons: Vec<DaemonInfo>) -> World {
     let mut world = World::new();
-    let mut held = Vec::new();
-    for info in daemons {
-        let open = |file| world.ledger.open(Facts { file, size: 0 }).strict();
-        let (lock, listener) = (open(FileKind::Other), open(FileKind::Listener));
-        world.listeners.push(listener.file);
-        held.push(Held { info, lock, listener });
-    }
     world.controlled = true;
-    let vault = Vault::new(VAULT_PID, EPOCH, held).with_control(world.ends());
-    world.vault = Some(Host::new(vault));
+    world.start_vault_of(daemons);
     world.start_server();
     world.run();
     world

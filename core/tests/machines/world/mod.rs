@@ -1,6 +1,9 @@
 //! All processes of a node in virtual time: vault, server, loader, engines, and strangers.
 
+mod engine;
 mod turn;
+
+pub use engine::{End, Engine, Errand};
 
 use crate::host::Host;
 use crate::ledger::{Fd, File, Ledger};
@@ -8,13 +11,13 @@ use crate::wire::{Dice, Pipe};
 use std::collections::{BTreeMap, VecDeque};
 use weightd_core::content::{CheckpointId, DeviceUuid, HandleKind, Key, Role};
 use weightd_core::machine::{
-    Adopt, AskError, Attach, AttachError, AttachOptions, ConnId, ConnectFailure, Ends, Fault, Fetched,
-    Handover, HandoverEvent, Held, Inheritance, Limits, Machine, Origin, Outcome, Server, Vault,
+    Adopt, AskError, Attach, AttachError, AttachOptions, ConnId, ConnectFailure, Ends, Handover,
+    HandoverEvent, Held, Inheritance, Limits, Machine, Origin, Server, Vault,
 };
 use weightd_core::peer::{Facts, FileKind, Peer};
 use weightd_core::time::{Now, Span};
 use weightd_core::wire::message::{
-    ContentInfo, DaemonId, DaemonInfo, Expects, Message, Publish as Publication, RegionInfo, Release,
+    ContentInfo, DaemonId, DaemonInfo, Expects, Message, Publish as Publication, RegionInfo, Release, Replace,
 };
 use weightd_core::wire::{Decoder, Frame, Header};
 
@@ -43,37 +46,11 @@ struct Wire {
     client: Peer,
 }
 
-/// How an engine's attach ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum End {
-    Done(Outcome),
-    Failed(AttachError),
-    Disk(AttachError),
-}
-
-pub struct Engine {
-    attach: Attach<Fd>,
-    daemon: DaemonId,
-    wire: Option<usize>,
-    pub end: Option<End>,
-    pub ended_at: Now,
-    /// What the driver was asked to do.
-    pub log: Vec<&'static str>,
-    pub mapped: Option<Fetched<Fd>>,
-    pub digest: Result<[u8; 32], String>,
-    pub import: Result<(), Fault>,
-    pub copy: Result<(), Fault>,
-    pub build: Result<(), String>,
-    /// How long import and copy take, each.
-    pub works: Span,
-    busy_until: Option<Now>,
-    deadline: Option<Now>,
-    pub lease_ended: bool,
-}
-
-/// A client that says what a test wants it to say.
+/// A client that says what a test wants it to say, or somebody who listens in a server's place and does.
 #[derive(Default)]
 pub struct Raw {
+    /// Which end of its wire.
+    end: usize,
     out: VecDeque<(Vec<u8>, Vec<Fd>)>,
     decoder: Decoder<Fd>,
     pub heard: Vec<Frame<Fd>>,
@@ -102,10 +79,14 @@ pub struct World {
     live: Vec<usize>,
     backlog: VecDeque<usize>,
     pub listeners: Vec<File>,
+    /// Somebody who listens in the server's place: the connections that were accepted, as raw clients.
+    pub impostor: Option<Vec<usize>>,
     pub capacity: usize,
     /// While set, nothing that was discarded gets closed.
     pub hold_reaper: bool,
     pub server_uid: u32,
+    /// What engines that publish, and vaults, have all together.
+    pub device_bytes: u64,
 }
 
 pub fn device(number: u8) -> DeviceUuid {
@@ -167,6 +148,32 @@ pub fn info(daemon: DaemonId, no_release: bool) -> DaemonInfo {
     }
 }
 
+/// The key of a daemon that nobody has published for: its place, and nothing else.
+pub fn place(daemon: DaemonId) -> Key {
+    Key {
+        checkpoint: CheckpointId {
+            bytes: 0,
+            files: None,
+            digest: None,
+        },
+        model_arch: String::new(),
+        dtype: String::new(),
+        expert_placement_strategy: String::new(),
+        layout: String::new(),
+        processing: String::new(),
+        ..key(daemon)
+    }
+}
+
+/// A daemon that takes publications.
+pub fn publishable(daemon: DaemonId) -> DaemonInfo {
+    DaemonInfo {
+        publish: Some(Replace::Keep),
+        key: place(daemon),
+        ..info(daemon, false)
+    }
+}
+
 impl World {
     pub fn new() -> World {
         World {
@@ -186,9 +193,11 @@ impl World {
             live: Vec::new(),
             backlog: VecDeque::new(),
             listeners: Vec::new(),
+            impostor: None,
             capacity: 200_000,
             hold_reaper: false,
             server_uid: UID,
+            device_bytes: u64::MAX,
         }
     }
 
@@ -227,28 +236,16 @@ impl World {
     }
 
     pub fn start_vault(&mut self, no_release: bool) {
+        self.start_vault_of((0..2).map(|daemon| info(daemon, no_release)));
+    }
+
+    pub fn start_vault_of(&mut self, daemons: impl IntoIterator<Item = DaemonInfo>) {
         let mut held = Vec::new();
-        for daemon in 0..2 {
-            let lock = self
-                .ledger
-                .open(Facts {
-                    file: FileKind::Other,
-                    size: 0,
-                })
-                .strict();
-            let listener = self
-                .ledger
-                .open(Facts {
-                    file: FileKind::Listener,
-                    size: 0,
-                })
-                .strict();
+        for info in daemons {
+            let open = |file| self.ledger.open(Facts { file, size: 0 }).strict();
+            let (lock, listener) = (open(FileKind::Other), open(FileKind::Listener));
             self.listeners.push(listener.file);
-            held.push(Held {
-                info: info(daemon, no_release),
-                lock,
-                listener,
-            });
+            held.push(Held { info, lock, listener });
         }
         let mut vault = Vault::new(VAULT_PID, EPOCH, held);
         if self.controlled {
@@ -368,35 +365,24 @@ impl World {
     }
 
     pub fn attach(&mut self, daemon: DaemonId, options: AttachOptions, key: Key) -> usize {
-        self.engines.push(Engine {
-            attach: Attach::new(options, key),
-            daemon,
-            wire: None,
-            end: None,
-            ended_at: self.now,
-            log: Vec::new(),
-            mapped: None,
-            digest: Ok([9; 32]),
-            import: Ok(()),
-            copy: Ok(()),
-            build: Ok(()),
-            works: Span(0),
-            busy_until: None,
-            deadline: None,
-            lease_ended: false,
-        });
+        self.send_out(daemon, Errand::Attach(Attach::new(options, key)))
+    }
+
+    /// An engine that is out for something, at this daemon.
+    pub fn send_out(&mut self, daemon: DaemonId, errand: Errand) -> usize {
+        self.engines.push(Engine::new(self.now, daemon, errand));
         self.engines.len() - 1
     }
 
     /// The engine's process ends.
     pub fn end_engine(&mut self, engine: usize) {
-        self.engines[engine].mapped = None;
-        self.engines[engine]
-            .end
-            .get_or_insert(End::Failed(AttachError::Empty {
-                why: "the test ends it".into(),
-            }));
-        if let Some(wire) = self.engines[engine].wire.take() {
+        let engine = &mut self.engines[engine];
+        (engine.mapped, engine.filled) = (None, None);
+        let ended = AttachError::Empty {
+            why: "the test ends it".into(),
+        };
+        engine.end.get_or_insert(End::Failed(ended));
+        if let Some(wire) = engine.wire.take() {
             self.close_end(wire, 0);
         }
     }
@@ -444,9 +430,14 @@ impl World {
             .push_back((bytes.to_vec(), descriptors));
     }
 
-    /// The messages that a raw client has got since the last call.
+    /// The frames that a raw client has got since the last call.
+    pub fn frames(&mut self, raw: usize) -> Vec<Frame<Fd>> {
+        std::mem::take(&mut self.raws.get_mut(&raw).expect("a raw client").heard)
+    }
+
+    /// The same as messages.
     pub fn heard(&mut self, raw: usize) -> Vec<Message> {
-        let frames = std::mem::take(&mut self.raws.get_mut(&raw).expect("a raw client").heard);
+        let frames = self.frames(raw);
         frames
             .iter()
             .map(|frame| Message::decode(frame.kind, &frame.body).expect("a message"))
@@ -454,7 +445,7 @@ impl World {
     }
 
     pub fn hang_up(&mut self, raw: usize) {
-        self.close_end(raw, 0);
+        self.close_end(raw, self.raws[&raw].end);
     }
 
     pub fn kill_server(&mut self) {
@@ -509,20 +500,20 @@ impl World {
     /// Lets time pass, deadline by deadline.
     pub fn pass(&mut self, span: Span) {
         let until = self.now + span;
-        loop {
-            self.run();
-            let waiting = self.engines.iter().filter(|engine| engine.end.is_none());
-            let deadlines = waiting
-                .flat_map(|engine| [engine.deadline, engine.busy_until])
-                .chain([self.server.as_ref().and_then(|server| server.wake_at)])
-                .chain([self.vault.as_ref().and_then(|vault| vault.wake_at)]);
-            match deadlines.flatten().filter(|at| *at > self.now).min() {
-                Some(next) if next <= until => self.now = next,
-                _ => break,
-            }
-        }
-        self.now = until;
+        while self.pass_to_the_next_deadline(until) {}
+    }
+
+    /// Lets time pass until something is to be done, or until the moment. False when that has come.
+    pub fn pass_to_the_next_deadline(&mut self, until: Now) -> bool {
         self.run();
+        let engines = self.engines.iter().map(Engine::deadline);
+        let deadlines = engines
+            .chain([self.server.as_ref().and_then(|server| server.wake_at)])
+            .chain([self.vault.as_ref().and_then(|vault| vault.wake_at)]);
+        let next = deadlines.flatten().filter(|at| *at > self.now).min();
+        self.now = next.map_or(until, |next| next.min(until));
+        self.run();
+        self.now < until
     }
 
     fn wire(&mut self, client: Side, peer: Peer, host: Side) -> usize {

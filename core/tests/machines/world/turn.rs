@@ -1,9 +1,14 @@
 //! One round of everything that moves: time, connections, bytes and descriptors.
 
-use super::{End, SERVER_PID, Side, UID, World};
+use super::{Raw, Side, World};
 use crate::ledger::Fd;
-use weightd_core::machine::{AttachStep, Client, Exchange, Machine, Origin, Outcome, Step};
-use weightd_core::peer::Peer;
+use weightd_core::machine::{Exchange, Machine, Origin, Outgoing};
+
+/// The bytes, and duplicates of the descriptors.
+pub(super) fn copy(out: Outgoing<'_, Fd>) -> (Vec<u8>, Vec<Fd>) {
+    let descriptors = out.descriptors.iter().map(Fd::duplicate);
+    (out.bytes.to_vec(), descriptors.collect())
+}
 
 impl World {
     /// Whatever each process can do next; false when nothing moves any more.
@@ -47,6 +52,9 @@ impl World {
 
     fn accept(&mut self) -> bool {
         let now = self.now;
+        if self.impostor.is_some() {
+            return self.accept_as_impostor();
+        }
         let Some(server) = self.server.as_mut() else {
             return false;
         };
@@ -64,6 +72,21 @@ impl World {
                 self.backlog.push_back(wire);
             }
         }
+        moved
+    }
+
+    fn accept_as_impostor(&mut self) -> bool {
+        let accepted: Vec<usize> = self.backlog.drain(..).collect();
+        let moved = !accepted.is_empty();
+        for &wire in &accepted {
+            self.wires[wire].ends[1] = Side::Raw;
+            let raw = Raw {
+                end: 1,
+                ..Raw::default()
+            };
+            self.raws.insert(wire, raw);
+        }
+        self.impostor.get_or_insert_default().extend(accepted);
         moved
     }
 
@@ -110,13 +133,7 @@ impl World {
         });
     }
 
-    fn outgoing(&self, side: Side) -> Option<(Vec<u8>, Vec<Fd>)> {
-        let copy = |out: weightd_core::machine::Outgoing<'_, Fd>| {
-            (
-                out.bytes.to_vec(),
-                out.descriptors.iter().map(Fd::duplicate).collect(),
-            )
-        };
+    fn outgoing(&mut self, side: Side) -> Option<(Vec<u8>, Vec<Fd>)> {
         macro_rules! of_host {
             ($host:expr, $conn:expr) => {{
                 let host = $host.as_ref()?;
@@ -135,7 +152,7 @@ impl World {
             Side::Server(conn) => of_host!(self.server, conn),
             Side::Vault(conn) => of_host!(self.vault, conn),
             Side::Loader => self.loader.as_ref()?.outgoing().map(copy),
-            Side::Engine(engine) => self.engines[engine].attach.outgoing().map(copy),
+            Side::Engine(engine) => self.engines[engine].outgoing(),
             Side::Adopter => unreachable!("an adopter is asked by its connection"),
             Side::Gone | Side::Backlog(_) | Side::Raw => None,
         }
@@ -182,7 +199,7 @@ impl World {
                 .unwrap()
                 .input(|vault| vault.wrote(now, conn, sent)),
             Side::Loader => self.loader.as_mut().unwrap().wrote(now, sent),
-            Side::Engine(engine) => self.engines[engine].attach.wrote(now, sent),
+            Side::Engine(engine) => self.engines[engine].wrote(now, sent),
             Side::Adopter => self.adopters.get_mut(&wire).unwrap().wrote(now, sent),
             Side::Gone | Side::Backlog(_) | Side::Raw => unreachable!("these have nothing to send"),
         }
@@ -191,10 +208,10 @@ impl World {
     }
 
     fn write_raw(&mut self, wire: usize) -> bool {
-        let pipe = &mut self.wires[wire].pipes[0];
         let Some(raw) = self.raws.get_mut(&wire) else {
             return false;
         };
+        let pipe = &mut self.wires[wire].pipes[raw.end];
         if pipe.broken {
             return !std::mem::take(&mut raw.out).is_empty();
         }
@@ -226,7 +243,7 @@ impl World {
                 .is_some_and(|server| server.interest[&conn].0),
             Side::Vault(conn) => self.vault.as_ref().is_some_and(|vault| vault.interest[&conn].0),
             Side::Loader => true,
-            Side::Engine(engine) => self.engines[engine].busy_until.is_none(),
+            Side::Engine(engine) => !self.engines[engine].works(),
             Side::Raw => !self.raws[&wire].deaf,
             // What comes after the answer is for the vault.
             Side::Adopter => self
@@ -267,11 +284,7 @@ impl World {
                 .as_mut()
                 .unwrap()
                 .receive(now, &bytes, descriptors, false),
-            Side::Engine(engine) => {
-                self.engines[engine]
-                    .attach
-                    .receive(now, &bytes, descriptors, false);
-            }
+            Side::Engine(engine) => self.engines[engine].receive(now, &bytes, descriptors),
             Side::Adopter => {
                 let adopt = self.adopters.get_mut(&wire).unwrap();
                 adopt.receive(now, &bytes, descriptors, false);
@@ -313,101 +326,12 @@ impl World {
                 loader.hangup(now, "the launcher has ended");
                 self.published.extend(std::iter::from_fn(|| loader.poll()));
             }
-            Side::Engine(engine) => {
-                let engine = &mut self.engines[engine];
-                engine.attach.hangup(now, "the daemon closed the connection");
-                engine.lease_ended |= engine.end.is_some();
-                engine.wire = None;
-            }
+            Side::Engine(engine) => self.engines[engine].hangup(now),
             Side::Raw => self.raws.get_mut(&wire).unwrap().ended = true,
             Side::Adopter => self.adopters.get_mut(&wire).unwrap().hangup(now, "it is gone"),
             Side::Gone | Side::Backlog(_) => unreachable!("these notice nothing"),
         }
         self.close_end(wire, end);
         self.sweep_closed();
-    }
-
-    fn step(&mut self, number: usize) -> bool {
-        let now = self.now;
-        let engine = &mut self.engines[number];
-        if engine.end.is_some() {
-            return false;
-        }
-        if let Some(until) = engine.busy_until {
-            if now < until {
-                return false;
-            }
-            engine.busy_until = None;
-            if engine.log.last() == Some(&"import") {
-                engine.attach.imported(now, engine.import.clone());
-                if engine.import.is_err() {
-                    engine.mapped = None;
-                }
-            } else {
-                engine.attach.copied(now, engine.copy.clone());
-                engine.mapped = None;
-            }
-        }
-        let end = match engine.attach.step(now) {
-            Step::Connect => {
-                engine.log.push("connect");
-                let (daemon, old) = (engine.daemon, engine.wire.take());
-                if let Some(old) = old {
-                    self.close_end(old, 0);
-                }
-                let client = Peer {
-                    pid: 40 + number as u32,
-                    uid: UID,
-                };
-                let wire = self.connect(daemon, Side::Engine(number), client);
-                let server = Peer {
-                    pid: SERVER_PID,
-                    uid: self.server_uid,
-                };
-                let engine = &mut self.engines[number];
-                engine.wire = wire.as_ref().ok().copied();
-                engine.attach.connected(now, wire.map(|_| server));
-                return true;
-            }
-            Step::Io { until } => {
-                engine.deadline = Some(until);
-                return false;
-            }
-            Step::Sleep { until } => {
-                engine.deadline = Some(until);
-                return false;
-            }
-            Step::Next(AttachStep::Digest) => {
-                engine.log.push("digest");
-                engine.attach.digested(now, engine.digest.clone());
-                return true;
-            }
-            Step::Next(AttachStep::Import(fetched)) => {
-                engine.log.push("import");
-                engine.mapped = Some(fetched);
-                engine.busy_until = Some(now + engine.works);
-                return true;
-            }
-            Step::Next(AttachStep::Copy) => {
-                engine.log.push("copy");
-                engine.busy_until = Some(now + engine.works);
-                return true;
-            }
-            Step::Next(AttachStep::Build) => {
-                engine.log.push("build");
-                engine.attach.built(now, engine.build.clone());
-                return true;
-            }
-            Step::Next(AttachStep::LoadFromDisk { because }) => End::Disk(because),
-            Step::Next(AttachStep::Done(Ok(outcome))) => End::Done(outcome),
-            Step::Next(AttachStep::Done(Err(error))) => End::Failed(error),
-        };
-        engine.ended_at = now;
-        let leased = matches!(end, End::Done(Outcome::Mapped { leased: true, .. }));
-        engine.end = Some(end);
-        if !leased && let Some(wire) = engine.wire.take() {
-            self.close_end(wire, 0);
-        }
-        true
     }
 }
