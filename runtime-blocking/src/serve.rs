@@ -35,13 +35,15 @@ pub struct Serving<C> {
     clock: Clock,
     control_path: PathBuf,
     signals: Watch,
+    /// What is watched: a copy of our own, whatever becomes of the caller's.
+    _signals: OwnedFd,
     on_event: C,
     led: bool,
 }
 
 impl<C: FnMut(&Server<OwnedFd>, &ServerEvent)> Serving<C> {
-    /// A server that begins with its first turn. `signals` must outlive it. `on_event` gets each event with
-    /// the server as it is after all events of its turn.
+    /// A server that begins with its first turn. `on_event` gets each event with the server as it is after
+    /// all events of its turn.
     ///
     /// # Errors
     /// This process has no usable user, or cannot wait.
@@ -57,8 +59,10 @@ impl<C: FnMut(&Server<OwnedFd>, &ServerEvent)> Serving<C> {
         );
         let mut driver = Driver::new(server)?;
         driver.listen(process.control, Origin::Control)?;
+        let signals = signals.as_fd().try_clone_to_owned()?;
         Ok(Serving {
-            signals: driver.watch(signals)?,
+            signals: driver.watch(&signals)?,
+            _signals: signals,
             driver,
             clock,
             control_path: process.control_path.to_owned(),
