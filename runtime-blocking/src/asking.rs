@@ -43,11 +43,14 @@ impl Task for Asking {
             Dialled::Wait(timeout) => return Ok(Turn::Wait(timeout)),
             Dialled::Next(answer) => answer,
         };
-        Ok(Turn::Done(match answer {
-            Ok(Message::Memory(memory)) => Ok(memory.current),
-            Ok(other) => Err(AttachError::Malformed {
+        let bytes = answer.and_then(|message| match message {
+            Message::Memory(memory) => Ok(memory.current),
+            other => Err(AttachError::Malformed {
                 why: format!("the daemon answered with a {} message", other.name()),
             }),
+        });
+        Ok(Turn::Done(match bytes {
+            Ok(bytes) => Ok(bytes),
             Err(error) if self.fallback => {
                 tracing::warn!(
                     "the cache's memory counts as none, since its daemon cannot be asked: {error}"
