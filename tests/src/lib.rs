@@ -1,13 +1,14 @@
 //! What tests and benchmarks across crates share: the checkpoints in `data/`, as Hugging Face
-//! transformers wrote them, and content that is served from the same process.
+//! transformers wrote them, content that is served from the same process, and the runtimes.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
 mod resident;
+pub mod runtimes;
 pub mod shapes;
 
-pub use resident::{Resident, publication};
+pub use resident::{Residence, Resident, Serve, publication};
 
 use std::path::{Path, PathBuf};
 use weightd_blocking::{Binding, Endpoint, Loader};
