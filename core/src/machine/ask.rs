@@ -44,6 +44,8 @@ pub struct Ask<F> {
     link: Link<F>,
     until: Now,
     patience: Span,
+    /// All of the question has left.
+    sent: bool,
     answer: Option<Result<Message, AskError>>,
 }
 
@@ -77,8 +79,14 @@ impl<F> Ask<F> {
             link,
             until: now + patience,
             patience,
+            sent: false,
             answer,
         }
+    }
+
+    /// Whether all of the question has left, so that it may be acted upon.
+    pub(super) fn is_sent(&self) -> bool {
+        self.sent
     }
 
     /// When to give up.
@@ -101,7 +109,7 @@ impl<F> Exchange<F> for Ask<F> {
     }
 
     fn wrote(&mut self, _now: Now, bytes: usize) {
-        self.link.wrote(bytes);
+        self.sent |= self.link.wrote(bytes);
     }
 
     fn receive(

@@ -1,10 +1,11 @@
 //! Machines that make their own connection, and make it anew when that helps.
 
-use super::ask::Ask;
+use super::ask::{Ask, AskError};
 use super::{AttachError, ConnectFailure, Exchange, Outgoing};
 use crate::peer::{Facts, Peer};
 use crate::time::Now;
 use crate::wire::Message;
+use crate::wire::message::ErrorCode;
 
 /// A machine with one connection at a time, which its driver makes when the machine asks for it.
 pub trait Client<F> {
@@ -68,6 +69,44 @@ enum State<F> {
     Resting,
 }
 
+/// Why a question has no answer.
+#[derive(Clone, Debug)]
+pub(super) enum NoAnswer {
+    /// It was not asked.
+    Unconnected(ConnectFailure),
+    /// It was asked, or would have been.
+    Asked {
+        error: AskError,
+        /// Whether all of it had left.
+        sent: bool,
+    },
+}
+
+impl NoAnswer {
+    /// Whether what was asked for may have been done all the same; why that is not known.
+    pub fn leaves_open(&self) -> Option<String> {
+        let NoAnswer::Asked { error, sent: true } = self else {
+            return None;
+        };
+        match error {
+            AskError::Failed { code, why } => {
+                matches!(code, ErrorCode::InDoubt | ErrorCode::Timeout).then(|| why.clone())
+            }
+            AskError::RefusedPeer { .. } => None,
+            AskError::Malformed(_) | AskError::Broken(_) | AskError::Timeout(_) => Some(error.to_string()),
+        }
+    }
+}
+
+impl From<NoAnswer> for AttachError {
+    fn from(none: NoAnswer) -> AttachError {
+        match none {
+            NoAnswer::Unconnected(failure) => failure.into(),
+            NoAnswer::Asked { error, .. } => error.into(),
+        }
+    }
+}
+
 impl<F> Default for Inquiry<F> {
     /// One that begins with connecting.
     fn default() -> Self {
@@ -80,17 +119,20 @@ impl<F> Inquiry<F> {
     ///
     /// # Panics
     /// When an answer was given and nothing said since: a bug of this crate.
-    pub(super) fn step(&mut self, now: Now) -> Step<Result<Message, AttachError>> {
+    pub(super) fn step(&mut self, now: Now) -> Step<Result<Message, NoAnswer>> {
         let answer = match &mut self.0 {
             State::Sleeping(until) if now < *until => return Step::Sleep { until: *until },
             State::Connecting | State::Sleeping(_) => {
                 self.0 = State::Connecting;
                 return Step::Connect;
             }
-            State::Unconnected(failure) => Err(failure.clone().into()),
+            State::Unconnected(failure) => Err(NoAnswer::Unconnected(failure.clone())),
             State::Asking(ask) => match ask.answer(now) {
                 None => return Step::Io { until: ask.until() },
-                Some(answer) => answer.map_err(AttachError::from),
+                Some(answer) => {
+                    let sent = ask.is_sent();
+                    answer.map_err(|error| NoAnswer::Asked { error, sent })
+                }
             },
             State::Resting => panic!("an answer was given, and what follows was not said"),
         };

@@ -5,7 +5,7 @@
 //! that dropped to make room.
 
 use super::ask::Ask;
-use super::client::{Client, Inquiry, Step};
+use super::client::{Client, Inquiry, NoAnswer, Step};
 use super::patience::Patience;
 use super::reap::Bundle;
 use super::{AttachError, AttachOptions, ConnectFailure, Fault};
@@ -104,8 +104,6 @@ pub struct Publish<F> {
     held: Option<Key>,
     replace: Replace,
     filled: Option<(ContentInfo, Bundle<F>)>,
-    /// The publication was on its way.
-    sent: bool,
     end: Option<Result<Published, PublishError>>,
 }
 
@@ -124,7 +122,6 @@ impl<F> Publish<F> {
             held: None,
             replace: Replace::Keep,
             filled: None,
-            sent: false,
             end: misplaced.then(|| Err(PublishError::Misplaced { fields: fields() })),
             key,
         }
@@ -168,7 +165,7 @@ impl<F> Publish<F> {
         self.inquiry.connect_at(now);
     }
 
-    fn answered(&mut self, now: Now, answer: Result<Message, AttachError>) {
+    fn answered(&mut self, now: Now, answer: Result<Message, NoAnswer>) {
         let result = match (self.phase, answer) {
             (Phase::Leasing(generation), answer) => {
                 let leased = matches!(answer, Ok(Message::Watching(_)));
@@ -186,10 +183,19 @@ impl<F> Publish<F> {
                 self.go(now, Phase::Leasing(published.generation));
                 Ok(())
             }
-            (_, Ok(other)) => Err(PublishError::Daemon(AttachError::Malformed {
-                why: format!("the daemon answered with a {} message", other.name()),
-            })),
-            (_, Err(error)) => self.failed(now, error),
+            (phase, Ok(other)) => {
+                let why = format!("the daemon answered with a {} message", other.name());
+                Err(match phase {
+                    Phase::Publishing => PublishError::Unknown { why },
+                    _ => AttachError::Malformed { why }.into(),
+                })
+            }
+            (phase, Err(none)) => match none.leaves_open() {
+                // It may have been stored, so saying it again could only meet itself. Whatever else is asked may be
+                // asked twice.
+                Some(why) if phase == Phase::Publishing => Err(PublishError::Unknown { why }),
+                _ => self.failed(now, none.into()),
+            },
         };
         if let Err(error) = result {
             self.end = Some(Err(error));
@@ -234,21 +240,12 @@ impl<F> Publish<F> {
         }
     }
 
-    /// Tries again where nothing was done yet.
+    /// Tries again where that may help, since nothing was done yet.
     fn failed(&mut self, now: Now, error: AttachError) -> Result<(), PublishError> {
         let conflict = [ErrorCode::Conflict, ErrorCode::StaleGeneration];
-        let in_doubt = [ErrorCode::InDoubt, ErrorCode::Timeout];
         match error {
             AttachError::Daemon { code, why } if conflict.contains(&code) => {
                 Err(PublishError::Conflict { why })
-            }
-            // It may have been stored, so saying it again could only meet itself.
-            AttachError::Daemon { code, why } if self.sent && in_doubt.contains(&code) => {
-                Err(PublishError::Unknown { why })
-            }
-            error @ (AttachError::Broken { .. } | AttachError::Timeout { .. }) if self.sent => {
-                let why = error.to_string();
-                Err(PublishError::Unknown { why })
             }
             error => match self.patience.again(now, &error) {
                 Some(at) => {
@@ -324,7 +321,6 @@ impl<F> Client<F> for Publish<F> {
 
     fn connected(&mut self, now: Now, result: Result<Peer, ConnectFailure>) {
         let (question, descriptors, patience) = self.question(now);
-        self.sent = result.is_ok() && self.phase == Phase::Publishing;
         let ask = |peer| Ask::with(now, question, descriptors, peer, self.uid, patience);
         self.inquiry.connected(result.map(ask));
     }

@@ -40,7 +40,7 @@ impl<F> Client<F> for Query<F> {
             let error = match self.inquiry.step(now).next() {
                 Err(step) => return step,
                 Ok(Ok(message)) => return Step::Next(Ok(message)),
-                Ok(Err(error)) => error,
+                Ok(Err(none)) => AttachError::from(none),
             };
             match self.patience.again(now, &error) {
                 Some(at) => self.inquiry.connect_at(at),

@@ -66,7 +66,8 @@ impl<F> Client<F> for Renewal<F> {
                 Err(step) => return step,
                 Ok(Ok(Message::Watching(_))) => return Step::Next(Renewed::Leased),
                 Ok(Ok(other)) => (format!("it answered with a {} message", other.name()), None),
-                Ok(Err(error)) => {
+                Ok(Err(none)) => {
+                    let error = AttachError::from(none);
                     let (back, next) = (may_be_back(&error), now + PAUSE);
                     if back && next < self.until {
                         self.inquiry.connect_at(next);

@@ -1,7 +1,8 @@
 //! What an engine retries, how often, for how long, and what it does then: every row of the table.
 
-use crate::ledger::{Fd, Ledger};
-use crate::world::{EPOCH, UID, content, device, frame, key};
+use crate::ledger::Fd;
+use crate::scripted::{self, Act, GENERATION};
+use crate::world::{UID, content, device, frame, key};
 use weightd_core::content::Generation;
 use weightd_core::machine::{
     Attach, AttachError, AttachOptions, AttachStep, Client, ConnectFailure, Exchange, Fault, Mode, Outcome,
@@ -9,41 +10,13 @@ use weightd_core::machine::{
 };
 use weightd_core::peer::Peer;
 use weightd_core::time::{Now, Span};
-use weightd_core::wire::message::{ErrorCode, Failure, Message, Mismatch, Released, State, Watching};
-use weightd_core::wire::{Header, frame::HEADER_BYTES};
+use weightd_core::wire::message::{ErrorCode, Message, Mismatch, NeedDigest, Released, State, Watching};
 
-const GENERATION: Generation = Generation {
-    epoch: EPOCH,
-    number: 3,
-};
-
-/// What a scripted daemon does with a connection or a request.
-#[derive(Clone)]
-#[allow(clippy::large_enum_variant)]
-enum Act {
-    Connect(ConnectFailure),
-    User(u32),
-    Breaks,
-    Silent,
-    Fails(ErrorCode),
-    Says(Message),
-    Serves,
-    /// Serves a manifest that is not what the message says.
-    Lies,
-}
-
-struct Run {
-    end: Step<AttachStep<Fd>>,
-    /// How long the attach took.
-    took: Span,
-    connects: usize,
-    /// Everything that was asked.
-    asked: Vec<Message>,
-    shortest_pause: Option<Span>,
-}
+type Run = scripted::Run<Step<AttachStep<Fd>>>;
 
 /// How the engine's own work ends.
 struct Work {
+    digest_takes: Span,
     import: Result<(), Fault>,
     copy: Result<(), Fault>,
     build: Result<(), String>,
@@ -52,6 +25,7 @@ struct Work {
 impl Default for Work {
     fn default() -> Work {
         Work {
+            digest_takes: Span(0),
             import: Ok(()),
             copy: Ok(()),
             build: Ok(()),
@@ -59,111 +33,21 @@ impl Default for Work {
     }
 }
 
-/// Drives an attach against `daemon`, which is asked at every connect and request: with what is
-/// asked (nothing yet at a connect) and since when.
 fn drive(options: AttachOptions, work: Work, daemon: impl Fn(Option<&Message>, Span) -> Act) -> Run {
-    let (ledger, start) = (Ledger::default(), Now(50));
-    let mut now = start;
-    let mut attach = Attach::new(options, key(0));
-    let mut run = Run {
-        end: Step::Connect,
-        took: Span(0),
-        connects: 0,
-        asked: Vec::new(),
-        shortest_pause: None,
-    };
-    let mut pending: Option<(u32, Message)> = None;
-    loop {
-        match attach.step(now) {
-            Step::Connect => {
-                run.connects += 1;
-                pending = None;
-                let peer = |uid| Ok(Peer { pid: 1, uid });
-                attach.connected(
-                    now,
-                    match daemon(None, now - start) {
-                        Act::Connect(failure) => Err(failure),
-                        Act::User(uid) => peer(uid),
-                        _ => peer(UID),
-                    },
-                );
+    let attach = Attach::new(options, key(0));
+    scripted::drive(attach, daemon, |attach, now, step, _| {
+        match step {
+            AttachStep::Digest => {
+                *now = *now + work.digest_takes;
+                attach.digested(*now, Ok([1; 32]));
             }
-            Step::Io { until, .. } => {
-                while let Some(out) = attach.outgoing() {
-                    let header = Header::decode(out.bytes)
-                        .expect("a frame")
-                        .expect("a whole header");
-                    let asked = Message::decode(header.kind, &out.bytes[HEADER_BYTES..]).expect("a message");
-                    let length = out.bytes.len();
-                    attach.wrote(now, length);
-                    run.asked.push(asked.clone());
-                    pending = Some((header.request, asked));
-                }
-                let Some((request, question)) = pending.take() else {
-                    now = until;
-                    continue;
-                };
-                let answer = daemon(Some(&question), now - start);
-                let lies = matches!(answer, Act::Lies);
-                let reply = match answer {
-                    Act::Breaks => {
-                        attach.hangup(now, "reset");
-                        continue;
-                    }
-                    Act::Fails(code) => {
-                        let message = String::from("because");
-                        Failure {
-                            code: code.number(),
-                            retryable: false,
-                            message,
-                        }
-                        .into()
-                    }
-                    Act::Says(message) => message,
-                    Act::Serves | Act::Lies => State {
-                        generation: GENERATION,
-                        device_uuid: device(0),
-                        content: content(64, &[10]),
-                    }
-                    .into(),
-                    _ => {
-                        now = until;
-                        continue;
-                    }
-                };
-                let descriptors = match reply {
-                    Message::State(_) => vec![ledger.memory(64 - u64::from(lies)), ledger.memory(10)],
-                    _ => vec![],
-                };
-                let bytes = frame(&reply, request, descriptors.len());
-                attach.receive(
-                    now,
-                    &bytes,
-                    descriptors.into_iter().map(|fd| (fd.facts, fd)),
-                    false,
-                );
-            }
-            Step::Sleep { until } => {
-                let pause = until - now;
-                run.shortest_pause = Some(run.shortest_pause.map_or(pause, |shortest| shortest.min(pause)));
-                now = until;
-            }
-            Step::Next(AttachStep::Digest) => attach.digested(now, Ok([1; 32])),
-            Step::Next(AttachStep::Import(_)) => attach.imported(now, work.import.clone()),
-            Step::Next(AttachStep::Copy) => attach.copied(now, work.copy.clone()),
-            Step::Next(AttachStep::Build) => attach.built(now, work.build.clone()),
-            end => {
-                run.end = end;
-                run.took = now - start;
-                assert_eq!(
-                    ledger.open_in_all(),
-                    0,
-                    "an attach that is over keeps no descriptor"
-                );
-                return run;
-            }
+            AttachStep::Import(_) => attach.imported(*now, work.import.clone()),
+            AttachStep::Copy => attach.copied(*now, work.copy.clone()),
+            AttachStep::Build => attach.built(*now, work.build.clone()),
+            end => return Some(Step::Next(end)),
         }
-    }
+        None
+    })
 }
 
 /// What the daemon does, and which error comes of it.
@@ -664,4 +548,32 @@ fn a_reload_in_copy_mode_copies_into_what_is_there_and_clones_nothing() {
         run.end,
         Step::Next(AttachStep::Done(Ok(Outcome::Copied { released: true, .. })))
     ));
+}
+
+#[test]
+fn the_engines_own_work_takes_nothing_of_its_patience() {
+    let asks_for_the_digest = |question: Option<&Message>, at: Span| match question {
+        Some(Message::GetState(ask)) if ask.key.checkpoint.digest.is_none() => {
+            Act::Says(NeedDigest {}.into())
+        }
+        // And then it is not ready itself for a while.
+        Some(Message::GetState(_)) if at < Span::secs(1003) => Act::Fails(ErrorCode::DigestPending),
+        Some(Message::Watch(_)) => Act::Says(Watching {}.into()),
+        _ => Act::Serves,
+    };
+    for options in [hasty(), patient()] {
+        let work = Work {
+            digest_takes: Span::secs(1000),
+            ..Work::default()
+        };
+        let run = drive(options, work, asks_for_the_digest);
+        assert!(
+            matches!(
+                run.end,
+                Step::Next(AttachStep::Done(Ok(Outcome::Mapped { leased: true, .. })))
+            ),
+            "{:?}",
+            run.end
+        );
+    }
 }
