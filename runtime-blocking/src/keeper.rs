@@ -9,6 +9,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use weightd_core::content::Generation;
 use weightd_core::machine::{Client, Exchange, Outgoing, Renewal, Renewed, Step};
 use weightd_core::peer::Facts;
@@ -138,9 +139,12 @@ impl Task for Keeper {
         loop {
             let now = self.clock.now();
             let Some(renewal) = &mut self.renewal else {
-                while !self.silence.ended && self.line.turn(now, &mut self.silence) {}
                 if !self.silence.ended {
-                    return Ok(Turn::Wait(None));
+                    let moved = self.line.turn(now, &mut self.silence);
+                    // Whoever says things on it without end must not keep others from their turn.
+                    if !self.silence.ended {
+                        return Ok(Turn::Wait(moved.then_some(Duration::ZERO)));
+                    }
                 }
                 if now < self.rests_until {
                     return Ok(Turn::Wait(self.clock.until(Some(self.rests_until))));

@@ -164,6 +164,23 @@ impl Executor for OnTokio {
     }
 }
 
+/// `weightd-tokio`, with everything in the one thread that waits.
+#[derive(Debug)]
+pub struct OnOneThread(tokio::runtime::Runtime);
+
+impl Executor for OnOneThread {
+    type Runtime = Tokio;
+
+    fn start() -> OnOneThread {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        OnOneThread(runtime.expect("a runtime"))
+    }
+
+    fn block_on<F: Future>(&self, future: F) -> F::Output {
+        self.0.block_on(future)
+    }
+}
+
 /// `weightd-smol`.
 #[derive(Debug)]
 pub struct OnSmol;

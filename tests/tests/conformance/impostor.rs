@@ -2,8 +2,9 @@
 
 use crate::stage::{Act, Reaction};
 use crate::talk::{Talk, wait};
+use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::thread::{self, JoinHandle};
 use weightd_core::wire::Message;
@@ -55,6 +56,12 @@ fn listen(listener: &UnixListener, over: &OwnedFd, mut act: Act) {
 fn react(talk: &mut Talk, reaction: Reaction) {
     talk.says(&reaction.says, reaction.gives);
     talk.ended |= reaction.ends;
+    if !reaction.floods.is_empty() {
+        let mut stream = UnixStream::from(talk.socket.try_clone().expect("a descriptor"));
+        stream.set_nonblocking(false).expect("a socket that waits");
+        // It ends with who listens.
+        thread::spawn(move || while stream.write_all(&reaction.floods).is_ok() {});
+    }
 }
 
 impl Drop for Impostor {

@@ -4,6 +4,7 @@
 //! A new runtime is done when it passes: implement `Runtime`, say in `weightd_tests::runtimes` what runs its
 //! futures, and add a line below.
 
+mod fairness;
 mod impostor;
 mod pair;
 mod scenarios;

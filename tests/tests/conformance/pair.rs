@@ -77,7 +77,26 @@ impl<C: Subject, S: Subject> Pair<C, S> {
         self.resident.as_mut().expect("a daemon")
     }
 
+    pub fn client(&self) -> &C {
+        &self.client
+    }
+
+    /// The daemon's device.
+    pub fn host(&self) -> Device {
+        self.device
+    }
+
     fn binding(&self, order: &Order) -> Binding {
+        let digest = order.digest.clone();
+        self.binding_with(order, move || digest.clone())
+    }
+
+    /// The binding of an engine that computes its digest like this.
+    pub fn binding_with(
+        &self,
+        order: &Order,
+        digest: impl Fn() -> Result<[u8; 32], String> + Send + Sync + 'static,
+    ) -> Binding {
         let uid = our_uid().expect("a user");
         let options = AttachOptions {
             mode: order.mode,
@@ -94,9 +113,8 @@ impl<C: Subject, S: Subject> Pair<C, S> {
             uid: if order.ours { uid } else { uid + 1 },
             ..AttachOptions::new(uid)
         };
-        let digest = order.digest.clone();
         let endpoint = Endpoint::socket(&self.socket).expect("a short path");
-        Binding::with(endpoint, options, order.key.clone(), move || digest.clone())
+        Binding::with(endpoint, options, order.key.clone(), digest)
     }
 
     /// An engine that sets out; `had` is what it may copy into.

@@ -421,6 +421,8 @@ pub struct Reaction {
     pub says: Vec<u8>,
     pub gives: Vec<Given>,
     pub ends: bool,
+    /// From then on it says the same for as long as anybody listens; over real sockets only.
+    pub floods: Vec<u8>,
 }
 
 impl Reaction {
@@ -440,7 +442,7 @@ impl Reaction {
         Reaction {
             says: crate::world::frame(&message.into(), request, gives.len()),
             gives,
-            ends: false,
+            ..Reaction::default()
         }
     }
 

@@ -57,6 +57,7 @@ macro_rules! every_scenario {
             }
             publishing {
                 the_next_engine_maps_what_was_published
+                what_is_published_is_known_by_its_digest
                 what_is_published_takes_the_place_of_what_there_was
                 content_that_the_daemon_has_is_not_published_again
                 content_of_another_place_is_not_published

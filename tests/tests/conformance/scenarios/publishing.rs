@@ -32,6 +32,31 @@ pub fn the_next_engine_maps_what_was_published<S: Stage>() {
     assert_eq!(stage.try_out(packed()), mapped(generation));
 }
 
+pub fn what_is_published_is_known_by_its_digest<S: Stage>() {
+    let mut stage = S::start(Daemon::publishable());
+    let generation = stage.try_out(Order::publish(FIRST)).published();
+    let mut elsewhere = processed("packed");
+    elsewhere.checkpoint.files = Some([77; 32]);
+    let order = Order::load().keyed(elsewhere);
+    assert_eq!(stage.try_out(order.clone()), mapped(generation));
+    let other = Order {
+        digest: Ok([8; 32]),
+        ..order
+    };
+    let mismatch = AttachError::Mismatch {
+        fields: vec!["checkpoint".to_owned()],
+    };
+    assert_eq!(stage.try_out(other), End::Disk(mismatch));
+    let why = "a file is gone".to_owned();
+    let unknown = Order {
+        digest: Err(why.clone()),
+        ..anew(SECOND)
+    };
+    let error = stage.try_out(unknown).not_published();
+    assert_eq!(error, PublishError::Daemon(AttachError::DigestFailed { why }));
+    assert_eq!(stage.status().holds, Holds::Content(generation));
+}
+
 pub fn what_is_published_takes_the_place_of_what_there_was<S: Stage>() {
     let mut stage = S::start(Daemon::publishable());
     let (_first, _) = stage.run(Order::publish(FIRST));
