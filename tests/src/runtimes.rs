@@ -4,6 +4,7 @@ use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use weightd_blocking::asynchronous::{self, Runtime};
 use weightd_blocking::serve::{ServerProcess, serve};
 use weightd_blocking::{Binding, Contents, Filling, LoadError, Loaded, PublishFailed, Published};
@@ -155,8 +156,10 @@ impl Executor for OnTokio {
 
     fn start() -> OnTokio {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
-        let runtime = builder.worker_threads(1).enable_all().build();
-        OnTokio(runtime.expect("a runtime"))
+        builder
+            .worker_threads(1)
+            .thread_keep_alive(Duration::from_millis(100));
+        OnTokio(builder.enable_all().build().expect("a runtime"))
     }
 
     fn block_on<F: Future>(&self, future: F) -> F::Output {
