@@ -96,7 +96,10 @@ fn whatever_blocks_does_so_elsewhere<E: Executor>() {
     let mut contents = Contents::new();
     contents.parameter("w", Dtype::U8, &[8192]).expect("a tensor");
     let fills = ticker.clone();
-    let publish = publisher.publish(contents, move |_| fills.waits());
+    let publish = publisher.publish(contents, move |filling| {
+        fills.waits()?;
+        filling.write("w", &[1; 8192]).map_err(|error| error.to_string())
+    });
     ticker.beside(&executor, publish).expect("a publication");
 }
 

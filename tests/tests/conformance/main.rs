@@ -6,6 +6,7 @@
 
 mod fairness;
 mod impostor;
+mod listeners;
 mod pair;
 mod scenarios;
 mod stage;
@@ -28,11 +29,7 @@ mod world;
 
 mod machines {
     crate::scenarios::every_scenario! { crate::virtual_time::Virtual }
-
-    #[test]
-    fn a_daemon_that_is_gone_is_lost() {
-        crate::scenarios::leases::a_daemon_that_is_gone_is_lost::<crate::virtual_time::Virtual>();
-    }
+    crate::scenarios::every_slow_scenario! { crate::virtual_time::Virtual }
 }
 
 /// Each with each, as `engine::RUNTIME::server::RUNTIME`.
@@ -42,31 +39,31 @@ macro_rules! every_pair {
     };
     (@ [$($name:ident: $runtime:ident)*] $servers:tt) => {
         mod engine {
-            $(mod $name {
+            $(pub mod $name {
                 pub use weightd_tests::runtimes::$runtime as Engine;
                 every_pair! { @ $servers }
             })*
         }
+
+        // All at once, since they are mostly waiting: each in a thread by its name.
+        #[test]
+        fn what_takes_its_time_on_every_pair() {
+            scenarios::at_once([$(engine::$name::slow()),*].into_iter().flatten());
+        }
     };
     (@ [$($name:ident: $runtime:ident)*]) => {
-        // All servers at once, since it is mostly waiting.
-        #[test]
-        fn a_daemon_that_is_gone_is_lost() {
-            std::thread::scope(|threads| {
-                $(std::thread::Builder::new()
-                    .name(format!("{}::server::{}", module_path!(), stringify!($name)))
-                    .spawn_scoped(threads, || {
-                        type Stage = crate::pair::Pair<Engine, weightd_tests::runtimes::$runtime>;
-                        crate::scenarios::leases::a_daemon_that_is_gone_is_lost::<Stage>();
-                    })
-                    .expect("a thread");)*
-            });
+        pub fn slow() -> Vec<(String, fn())> {
+            [$(server::$name::slow()),*].concat()
         }
 
         mod server {
-            $(mod $name {
+            $(pub mod $name {
                 type Stage = crate::pair::Pair<super::super::Engine, weightd_tests::runtimes::$runtime>;
                 crate::scenarios::every_scenario! { super::Stage }
+
+                pub fn slow() -> Vec<(String, fn())> {
+                    crate::scenarios::slow::<Stage>(module_path!())
+                }
             })*
         }
     };

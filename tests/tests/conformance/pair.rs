@@ -248,6 +248,11 @@ fn contents(content: Content) -> Contents {
 }
 
 impl Engine {
+    /// Its lease, which is not its own any more.
+    pub fn lease(&mut self) -> Option<Lease> {
+        self.lease.take()
+    }
+
     /// Takes over what an engine in a thread came back with.
     fn takes(&mut self, loot: Loot) -> End {
         let (tells, events) = channel();

@@ -570,3 +570,27 @@ impl Drop for Virtual {
         }
     }
 }
+
+/// Over real sockets the devices are those of this machine, which have room for both.
+#[test]
+fn without_room_for_both_the_old_content_gives_way_to_the_new() {
+    use crate::stage::{FIRST, SECOND, processed};
+    use weightd_core::wire::message::Replace;
+    let large = |content| Content {
+        bytes: DEVICE / 2 + 1,
+        ..content
+    };
+    let mut stage = Virtual::start(Daemon {
+        publish: Some(Replace::DropFirst),
+        ..Daemon::publishable()
+    });
+    stage.try_out(Order::publish(large(FIRST))).published();
+    let (engine, _) = stage.run(Order::load().keyed(processed("packed")));
+    let anew = Order::publish(large(SECOND)).keyed(processed("anew"));
+    let (publisher, end) = stage.run(anew);
+    assert_eq!(stage.status().holds, Holds::Content(end.published()));
+    assert_eq!(
+        (stage.reads(&engine), stage.reads(&publisher)),
+        (FIRST.mark, SECOND.mark)
+    );
+}

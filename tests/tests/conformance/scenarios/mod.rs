@@ -8,7 +8,11 @@ pub mod memory;
 pub mod publishing;
 pub mod releasing;
 pub mod reloading;
+pub mod slow_leases;
 pub mod strangers;
+
+use crate::stage::Stage;
+use std::thread::Builder;
 
 /// All of them on one stage, each as a test by its own name.
 macro_rules! every_scenario {
@@ -117,6 +121,50 @@ macro_rules! every_scenario {
     };
 }
 
+/// Those that take as long as a daemon may take to come back.
+macro_rules! every_slow_scenario {
+    ($stage:ty) => {
+        $crate::scenarios::tests! { $stage =>
+            slow_leases {
+                a_daemon_that_is_gone_is_lost
+                a_daemon_that_is_back_late_is_leased_from_again
+            }
+        }
+    };
+}
+
+/// The same as functions, by their names.
+pub fn slow<S: Stage>(stage: &str) -> Vec<(String, fn())> {
+    let scenarios: [(&str, fn()); 2] = [
+        ("gone", slow_leases::a_daemon_that_is_gone_is_lost::<S>),
+        (
+            "late",
+            slow_leases::a_daemon_that_is_back_late_is_leased_from_again::<S>,
+        ),
+    ];
+    scenarios
+        .map(|(name, scenario)| (format!("{stage}::{name}"), scenario))
+        .into()
+}
+
+/// Plays all of these at once.
+pub fn at_once(scenarios: impl Iterator<Item = (String, fn())>) {
+    let threads: Vec<_> = scenarios
+        .map(|(name, scenario)| Builder::new().name(name).spawn(scenario).expect("a thread"))
+        .collect();
+    let failed: Vec<String> = threads
+        .into_iter()
+        .map(|thread| {
+            (
+                thread.thread().name().unwrap_or_default().to_owned(),
+                thread.join(),
+            )
+        })
+        .filter_map(|(name, ended)| ended.is_err().then_some(name))
+        .collect();
+    assert!(failed.is_empty(), "{failed:?}");
+}
+
 macro_rules! tests {
     ($stage:ty => $($about:ident { $($scenario:ident)* })*) => {
         $(mod $about {
@@ -128,4 +176,4 @@ macro_rules! tests {
     };
 }
 
-pub(crate) use {every_scenario, tests};
+pub(crate) use {every_scenario, every_slow_scenario, tests};
