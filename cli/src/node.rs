@@ -5,15 +5,13 @@ use crate::args::{DeviceArg, ModelArgs, ParallelArgs, ShardingArgs, WhereArgs};
 use crate::devices::{Devices, Finder};
 use crate::error::CliError;
 use std::path::{Path, PathBuf};
+use weightd_blocking::SOCKET_DIR_VARIABLE;
 use weightd_checkpoint::{KeyOptions, NodePlan, Sharding, ShardingOptions, TpPlan};
 use weightd_core::content::{HandleKind, Role};
 use weightd_core::plan::placement::{Node, Parallel, Placement, place};
 use weightd_gpu::{Device, DeviceKind};
 use weightd_socket::dir::{DirError, SocketDir};
 use weightd_socket::path::socket_path;
-
-/// The environment variable that names the socket directory.
-const SOCKET_DIR_VARIABLE: &str = "WEIGHTD_SOCKET_DIR";
 
 /// The socket directory of a launcher, made if it is not there.
 pub fn create_dir(place: &WhereArgs) -> Result<SocketDir, DirError> {

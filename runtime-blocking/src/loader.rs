@@ -70,7 +70,16 @@ impl Loader {
     /// Loads what the daemon serves now. An engine that maps says the generation that it has as `current`;
     /// finding that again changes nothing and gives `None`. What is mapped anew has other addresses, so
     /// `build` makes a new model. In copy mode `build` gets the daemon's memory, and copies it into the
-    /// tensors that are there with [`Weights::overwrite`], all or nothing.
+    /// tensors that are there with [`Weights::overwrite`], all or nothing:
+    ///
+    /// ```no_run
+    /// # fn reload(loader: &weightd_blocking::Loader, model: &mut weightd_blocking::Weights)
+    /// #     -> Result<(), weightd_blocking::LoadError> {
+    /// // `model` was loaded with {"mode": "copy"}. Its addresses stay.
+    /// loader.reload(model.generation(), |new| model.overwrite(&new))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`LoadError::Attach`], also where a first load would fall back on the disk. The engine has what it had.
