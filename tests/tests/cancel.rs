@@ -7,6 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::thread;
@@ -177,12 +178,17 @@ impl<E: Executor> Site<E> {
         );
     }
 
-    /// Nothing is left of what was dropped.
-    fn nothing_is_left(&self, of: &str) {
+    /// The daemon counts nothing of what was dropped.
+    fn is_let_go(&self, of: &str) {
         comes_to(
             || format!("{of}: there are {} leases", self.status().leases),
             || self.status().leases == self.leases,
         );
+    }
+
+    /// Nothing is left of what was dropped.
+    fn nothing_is_left(&self, of: &str) {
+        self.is_let_go(of);
         comes_to(
             || {
                 let open = descriptors();
@@ -310,7 +316,6 @@ fn drop_half_way<E: Executor, F: Future>(
     future: impl Fn() -> F,
     mut check: impl FnMut(&str, Option<F::Output>),
 ) {
-    let mut dropped = 0;
     for polls in 1.. {
         let output = site.executor.block_on(at_most(polls, future()));
         let is_over = output.is_some();
@@ -318,15 +323,12 @@ fn drop_half_way<E: Executor, F: Future>(
         if is_over {
             break;
         }
-        dropped += 1;
     }
     for micros in moments() {
         let end = after::<E::Runtime>(micros);
         let output = site.executor.block_on(until(end, future()));
-        dropped += usize::from(output.is_none());
         check(&format!("dropped after {micros} us"), output);
     }
-    assert_ne!(dropped, 0, "nothing was dropped half-way");
     site.nobody_is_left();
 }
 
@@ -355,6 +357,72 @@ fn a_load_that_is_dropped_leaves_nothing<E: Executor>() {
             site.publishes(0);
         }
     }
+    site.is_served();
+}
+
+/// Work that an engine does for as long as the test wants.
+struct Busy {
+    begins: Sender<()>,
+    may_end: Receiver<()>,
+}
+
+impl Busy {
+    fn new() -> (Busy, Receiver<()>, Sender<()>) {
+        let ((begins, begun), (ends, may_end)) = (channel(), channel());
+        (Busy { begins, may_end }, begun, ends)
+    }
+
+    fn work(&self) {
+        let _ = self.begins.send(());
+        let _ = self.may_end.recv();
+    }
+}
+
+/// When there is something.
+async fn some<R: Runtime>(receiver: Receiver<()>) {
+    let _ = R::unblock(move || receiver.recv()).await;
+}
+
+fn what_is_dropped_while_its_engine_works_is_over_at_once<E: Executor>() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let site = Site::<E>::start();
+    let before = site.status().holds;
+
+    let (busy, begun, end) = Busy::new();
+    let loader = site.loader("0");
+    let build = move |weights| {
+        busy.work();
+        Ok::<Weights, String>(weights)
+    };
+    let load = loader.load(build, |because| Err(because.to_string()));
+    let loaded = site.executor.block_on(until(some::<E::Runtime>(begun), load));
+    assert!(loaded.is_none(), "it builds");
+    site.is_let_go("a load whose engine builds on");
+    assert!(
+        mappings() > site.mappings,
+        "what it builds of is there until it ends"
+    );
+    drop(end);
+    site.nothing_is_left("a load whose engine has built");
+
+    let (busy, begun, end) = Busy::new();
+    let publisher = site.publisher("1");
+    let mut contents = Contents::new();
+    contents.parameter("w", Dtype::U8, &[BYTES]).expect("a tensor");
+    let fill = move |filling: &Filling| {
+        busy.work();
+        filling.write("w", &[1; BYTES as usize])
+    };
+    let publication = publisher.publish(contents, fill);
+    let published = site
+        .executor
+        .block_on(until(some::<E::Runtime>(begun), publication));
+    assert!(published.is_none(), "it is filled");
+    site.is_let_go("a publication whose engine fills on");
+    drop(end);
+    site.nothing_is_left("a publication whose engine has filled");
+    site.nobody_is_left();
+    assert_eq!(site.status().holds, before, "nothing was published");
     site.is_served();
 }
 
@@ -451,6 +519,11 @@ macro_rules! on {
             #[test]
             fn a_load_that_is_dropped_leaves_nothing() {
                 super::a_load_that_is_dropped_leaves_nothing::<$executor>();
+            }
+
+            #[test]
+            fn what_is_dropped_while_its_engine_works_is_over_at_once() {
+                super::what_is_dropped_while_its_engine_works_is_over_at_once::<$executor>();
             }
 
             #[test]
