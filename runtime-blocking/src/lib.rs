@@ -34,7 +34,7 @@
 //! # }
 //! ```
 //!
-//! * [`Weights`](weightd_gpu::Weights) are the tensors by name: dtype, shape, strides, and the address on
+//! * [`Weights`] are the tensors by name: dtype, shape, strides, and the address on
 //!   the device, or bytes where they are in host memory. They are freed when they are dropped.
 //! * [`Loader::reload`] changes to what the daemon serves now; [`Loader::external_memory`] is for the budget
 //!   of the KV-cache.
