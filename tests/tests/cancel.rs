@@ -440,14 +440,18 @@ fn a_reload_that_is_dropped_leaves_the_engine_what_it_has<E: Executor>() {
         let loader = site.loader("0");
         loader.reload(old, Ok::<_, String>).await.expect("it is served")
     };
-    drop_half_way(&site, reload, |after, reloaded| {
-        if let Some(reloaded) = reloaded {
-            assert_eq!(reloaded.and_then(|reloaded| reloaded.generation()), Some(new));
-        }
-        site.nothing_is_left(after);
-        assert_eq!(mark(engine.model()), 0);
-        assert!(engine.lease().is_some_and(|lease| !lease.is_lost()));
-    });
+    drop_half_way(
+        &site,
+        || sent(reload()),
+        |after, reloaded| {
+            if let Some(reloaded) = reloaded {
+                assert_eq!(reloaded.and_then(|reloaded| reloaded.generation()), Some(new));
+            }
+            site.nothing_is_left(after);
+            assert_eq!(mark(engine.model()), 0);
+            assert!(engine.lease().is_some_and(|lease| !lease.is_lost()));
+        },
+    );
 }
 
 fn a_publication_that_is_dropped_is_whole_or_none<E: Executor>() {
@@ -473,6 +477,11 @@ fn a_publication_that_is_dropped_is_whole_or_none<E: Executor>() {
     });
 }
 
+/// An engine may have any of its threads go on with these.
+fn sent<T: Send>(future: T) -> T {
+    future
+}
+
 fn whoever_is_dropped_while_it_waits_is_not_waited_for<E: Executor>() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut site = Site::<E>::start();
@@ -480,20 +489,20 @@ fn whoever_is_dropped_while_it_waits_is_not_waited_for<E: Executor>() {
     site.resident.kill_server();
     for polls in 1..4 {
         let loader = site.loader("0");
-        let load = loader.attach();
+        let load = sent(loader.attach());
         assert!(
             site.executor
                 .block_on(wait_a_moment::<E, _>(polls, load))
                 .is_none()
         );
-        let memory = loader.external_memory();
+        let memory = sent(loader.external_memory());
         assert!(
             site.executor
                 .block_on(wait_a_moment::<E, _>(polls, memory))
                 .is_none()
         );
         let filled = Arc::default();
-        let publication = publish(&site.publisher("1"), 1, &filled);
+        let publication = sent(publish(&site.publisher("1"), 1, &filled));
         assert!(
             site.executor
                 .block_on(wait_a_moment::<E, _>(polls, publication))
