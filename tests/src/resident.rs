@@ -215,9 +215,13 @@ impl Resident {
     }
 
     fn wait_until_armed(&self) {
-        while !self.vault.with(|vault| vault.driver.machine().is_armed()) {
+        for _ in 0..60_000 {
+            if self.vault.with(|vault| vault.driver.machine().is_armed()) {
+                return;
+            }
             thread::sleep(Duration::from_millis(1));
         }
+        panic!("no server takes what the vault holds: {:?}", self.events());
     }
 }
 

@@ -113,6 +113,21 @@ pub trait Stage: Sized {
         end
     }
 
+    /// The same for a [brief](Order::brief) engine that is answered: on a busy machine even that may take too long, and
+    /// then it sets out again.
+    fn run_in_time(&mut self, order: Order) -> (Self::Engine, End) {
+        for _ in 0..20 {
+            let (engine, end) = self.run(order.clone());
+            match end {
+                End::Disk(AttachError::Timeout { .. }) | End::Failed(AttachError::Timeout { .. }) => {
+                    self.leave(engine);
+                }
+                end => return (engine, end),
+            }
+        }
+        panic!("nobody answers")
+    }
+
     /// What the daemon says of itself.
     fn status(&mut self) -> DaemonStatus {
         match self.ask(GetStatus {}.into()) {

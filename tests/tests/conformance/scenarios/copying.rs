@@ -16,8 +16,8 @@ pub fn what_is_copied_is_let_go_by_the_daemon<S: Stage>() {
         stage.try_out(Order::copy()).because(),
         AttachError::Released { .. }
     );
-    let error = stage.try_out(Order::copy().patient().brief()).error();
-    assert_is!(error, AttachError::Released { .. });
+    let (_, end) = stage.run_in_time(Order::copy().patient().brief());
+    assert_is!(end.error(), AttachError::Released { .. });
 }
 
 pub fn where_releases_are_refused_what_is_copied_stays<S: Stage>() {

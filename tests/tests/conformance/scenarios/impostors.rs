@@ -200,7 +200,7 @@ pub fn a_lease_that_is_never_given_is_done_without<S: Stage>() {
         asked => serves(asked),
     };
     stage.impersonate(true, Box::new(act));
-    let (engine, end) = stage.run(Order::load().brief());
+    let (engine, end) = stage.run_in_time(Order::load().brief());
     let (generation, leased) = (GENERATION, false);
     assert_eq!(end, End::Mapped { generation, leased });
     assert_eq!(stage.reads(&engine), FIRST.mark);
@@ -210,7 +210,7 @@ pub fn a_copy_that_is_never_released_is_a_copy<S: Stage>() {
     let mut stage = S::start(Daemon::loaded());
     let (content, given) = stage.genuine(FIRST);
     stage.impersonate(true, serves(stage.device(), content, given));
-    let (engine, end) = stage.run(Order::copy().brief());
+    let (engine, end) = stage.run_in_time(Order::copy().brief());
     let (generation, released) = (GENERATION, false);
     assert_eq!(end, End::Copied { generation, released });
     assert_eq!(stage.reads(&engine), FIRST.mark);

@@ -16,8 +16,8 @@ pub fn what_was_released_is_not_served<S: Stage>() {
         stage.try_out(Order::load()).because(),
         AttachError::Released { .. }
     );
-    let error = stage.try_out(Order::load().patient().brief()).error();
-    assert_is!(error, AttachError::Released { .. });
+    let (_, end) = stage.run_in_time(Order::load().patient().brief());
+    assert_is!(end.error(), AttachError::Released { .. });
 }
 
 pub fn what_is_mapped_outlives_its_release<S: Stage>() {

@@ -43,7 +43,7 @@ fn get_state() -> Message {
 
 pub fn half_a_request_delays_nobody<S: Stage>() {
     let limits = Limits {
-        idle: Span::millis(400),
+        idle: Span::millis(800),
         ..Limits::default()
     };
     let mut stage = S::start(Daemon {
