@@ -22,7 +22,7 @@ use tokio::net::TcpListener;
 use tokio::sync::RwLock;
 use tokio::task::spawn_blocking;
 use weightd_examples::{Bigram, Engine, end, log_to_stderr};
-use weightd_tokio::{Loaded, Loader, Weights};
+use weightd_tokio::{Loaded, Loader, Mode, Weights};
 
 #[derive(Parser)]
 struct Args {
@@ -37,6 +37,7 @@ struct Args {
 /// What all requests share. A request keeps the weights that it began with, so a reload waits for nobody.
 struct Server {
     loader: Loader,
+    mode: Mode,
     weights: RwLock<Arc<Loaded<Bigram>>>,
 }
 
@@ -54,6 +55,7 @@ async fn run(args: Args) -> Result<(), Box<dyn Error>> {
         .await?;
     let server = Arc::new(Server {
         loader,
+        mode: args.engine.loader_config.mode,
         weights: RwLock::new(Arc::new(loaded)),
     });
     let router = Router::new()
@@ -103,7 +105,7 @@ async fn reload(State(server): State<Arc<Server>>) -> Result<Json<Value>, (Statu
     let current = Arc::clone(&*server.weights.read().await);
     // In copy mode the daemon lets go of what it holds once this is built. (An engine that cannot hold two
     // copies of its own overwrites the one that it has, and generates nothing meanwhile.)
-    let copies = matches!(*current, Loaded::Copied { .. });
+    let copies = server.mode == Mode::Copy;
     let build = move |weights: Weights| match copies {
         true => Bigram::over(weights.duplicate()?),
         false => Bigram::over(weights),

@@ -110,6 +110,15 @@ impl Device {
         }
     }
 
+    /// How many bytes a region could have now, where one of `bytes` bytes has no room; `None` where that is not
+    /// known, or is a limit on this process and not the device's.
+    pub fn room_for(&self, bytes: u64) -> Option<u64> {
+        match self.kind {
+            DeviceKind::Cpu => crate::host::room_for(bytes),
+            DeviceKind::Cuda => cuda::memory(self.uuid).ok().map(|(free, _)| free),
+        }
+    }
+
     /// A region of zero bytes. A CUDA device takes all of it now; host memory is taken when it is
     /// written, or at the latest by [`Region::export`].
     ///

@@ -1,5 +1,6 @@
 //! Weights of an engine's own making, laid out in one region.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use thiserror::Error;
@@ -7,7 +8,7 @@ use weightd_core::content::manifest::{
     ManifestBuilder, ManifestError, Region, Tensor, TensorKind, TensorSpec,
 };
 use weightd_core::content::{DeviceUuid, Dtype, HandleKind, Manifest};
-use weightd_core::plan::region::{RegionLayout, RegionTooLarge, TENSOR_ALIGNMENT};
+use weightd_core::plan::region::{RegionLayout, RegionTooLarge};
 use weightd_gpu::{Device, DeviceKind, MemoryError};
 
 /// The tensors that an engine publishes: what they are, before any memory is asked for.
@@ -31,6 +32,8 @@ pub struct Contents {
     tensors: Vec<Listed>,
     aliases: Vec<(String, String)>,
     attrs: Vec<(String, bool)>,
+    /// The number of each tensor.
+    numbers: HashMap<String, usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -111,8 +114,7 @@ impl Contents {
     /// # Errors
     /// Nothing is there by the name `of`. Whether the view lies inside the region is found at the end.
     pub fn view(&mut self, name: &str, of: &str, view: View<'_>) -> Result<(), ContentsError> {
-        let base = self.tensors.iter().find(|tensor| tensor.name == of);
-        let Some(base) = base else {
+        let Some(base) = self.numbers.get(of).map(|number| &self.tensors[*number]) else {
             return Err(ContentsError::NoBase {
                 name: name.to_owned(),
                 of: of.to_owned(),
@@ -126,7 +128,7 @@ impl Contents {
             offset: base.offset.saturating_add(view.offset),
             ..base.clone()
         };
-        self.tensors.push(viewed);
+        self.list(viewed);
         Ok(())
     }
 
@@ -164,7 +166,7 @@ impl Contents {
             });
         };
         let offset = self.layout.place(bits / 8)?;
-        self.tensors.push(Listed {
+        self.list(Listed {
             name: name.to_owned(),
             kind,
             persistent,
@@ -174,6 +176,12 @@ impl Contents {
             offset,
         });
         Ok(())
+    }
+
+    /// A name that is used twice is refused with the manifest.
+    fn list(&mut self, tensor: Listed) {
+        self.numbers.insert(tensor.name.clone(), self.tensors.len());
+        self.tensors.push(tensor);
     }
 
     /// The manifest of these tensors in one region of `device`, whose size is what the device gives.
@@ -258,10 +266,7 @@ impl Filling {
         let mut runs: Vec<Range<u64>> = Vec::new();
         for range in filled {
             match runs.last_mut() {
-                // The bytes between two tensors are nobody's.
-                Some(run) if range.start <= run.end.next_multiple_of(TENSOR_ALIGNMENT) => {
-                    run.end = run.end.max(range.end);
-                }
+                Some(run) if range.start <= run.end => run.end = run.end.max(range.end),
                 _ => runs.push(range),
             }
         }
@@ -311,5 +316,70 @@ impl Filling {
     /// The memory, all of it.
     pub fn region(&self) -> &weightd_gpu::Region {
         &self.region
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `qkv` of 512 bytes, with `q`, `k` and `v` over it, then `next`.
+    fn fused() -> Filling {
+        let mut contents = Contents::new();
+        contents.parameter("qkv", Dtype::U8, &[512]).unwrap();
+        for (name, offset, bytes) in [("q", 0, 200), ("k", 200, 56), ("v", 256, 256)] {
+            let view = View {
+                dtype: Dtype::U8,
+                shape: &[bytes],
+                strides: None,
+                offset,
+            };
+            contents.view(name, "qkv", view).unwrap();
+        }
+        contents.parameter("next", Dtype::U8, &[100]).unwrap();
+        contents.parameter("empty", Dtype::U8, &[0]).unwrap();
+        let device = Device::host(0);
+        let region = device.allocate(contents.bytes()).unwrap();
+        let manifest = contents.manifest(&device, region.bytes()).unwrap();
+        Filling::new(manifest, region)
+    }
+
+    #[test]
+    fn what_nobody_wrote_is_named_also_between_the_parts_of_a_fused_tensor() {
+        let bytes = [7; 512];
+        for (writes, unfilled) in [
+            (&[][..], &["qkv", "q", "k", "v", "next"][..]),
+            (&["q", "v", "next"], &["qkv", "k"]),
+            (&["q", "k", "next"], &["qkv", "v"]),
+            (&["qkv"], &["next"]),
+            (&["v", "next", "k", "q"], &[]),
+            (&["next", "qkv"], &[]),
+        ] {
+            let filling = fused();
+            for name in writes {
+                let len = filling.manifest.get(name).unwrap().extent() as usize;
+                filling.write(name, &bytes[..len]).unwrap();
+            }
+            assert_eq!(filling.unfilled(), unfilled, "{writes:?}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_a_tensor_is_refused_and_writes_nothing() {
+        let filling = fused();
+        let refused = filling.write("next", &[7; 99]).unwrap_err();
+        assert!(matches!(
+            refused,
+            FillError::Bytes {
+                expected: 100,
+                given: 99,
+                ..
+            }
+        ));
+        assert!(matches!(
+            filling.write("other", &[7]),
+            Err(FillError::NoTensor { .. })
+        ));
+        assert!(filling.unfilled().contains(&"next".to_owned()));
     }
 }

@@ -33,8 +33,9 @@ impl Endpoint {
     /// # Errors
     /// A path that is too long for a socket.
     pub fn socket(path: &Path) -> Result<Endpoint, PathError> {
-        check_length(path)?;
-        Ok(Endpoint(Place::Socket(path.to_owned())))
+        let path = absolute(path);
+        check_length(&path)?;
+        Ok(Endpoint(Place::Socket(path)))
     }
 
     /// The daemon of a device: in the directory that is named, else in `$WEIGHTD_SOCKET_DIR`, else in
@@ -49,14 +50,16 @@ impl Endpoint {
         instance: Option<&str>,
         role: Role,
     ) -> Result<Endpoint, PathError> {
-        let variable = std::env::var_os(SOCKET_DIR_VARIABLE);
+        let variable = std::env::var_os(SOCKET_DIR_VARIABLE).filter(|variable| !variable.is_empty());
+        let named = named.map(absolute);
+        let variable = variable.map(|variable| absolute(Path::new(&variable)));
         let file = socket_path(Path::new(""), device, slot, instance, role)?;
-        if let Some(dir) = named.or(variable.as_deref().map(Path::new)) {
+        if let Some(dir) = named.as_ref().or(variable.as_ref()) {
             check_length(&dir.join(&file))?;
         }
         Ok(Endpoint(Place::Dir {
-            named: named.map(Path::to_owned),
-            variable,
+            named,
+            variable: variable.map(PathBuf::into_os_string),
             file,
         }))
     }
@@ -77,4 +80,9 @@ impl Endpoint {
             },
         }
     }
+}
+
+/// The same place wherever this process goes. One that cannot be told stays as it is, and is refused later.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

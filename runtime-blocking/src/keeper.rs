@@ -8,6 +8,7 @@ use crate::task::{Task, Turn};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weightd_core::content::Generation;
@@ -89,10 +90,25 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Of the lease that this connection is. Nothing about a lease fails a load, so where it cannot be kept
-    /// it is given up.
-    pub(crate) fn new(binding: &Binding, generation: Generation, lease: OwnedFd) -> Option<Keeper> {
-        let line = Line::new().and_then(|mut line| line.open(lease).map(|()| line));
+    /// Of the lease that this connection is, or of one that is yet to be had since the connection `broke`; none,
+    /// where the daemon gave none. Nothing about a lease fails a load, so where it cannot be kept it is given up.
+    pub(crate) fn new(
+        binding: &Binding,
+        generation: Generation,
+        lease: Option<OwnedFd>,
+        broke: bool,
+    ) -> Option<Keeper> {
+        if lease.is_none() && !broke {
+            tracing::warn!("generation {generation} is mapped without a lease: the daemon gave none");
+            return None;
+        }
+        let silence = Silence {
+            ended: lease.is_none(),
+        };
+        let line = Line::new().and_then(|mut line| {
+            lease.map_or(Ok(()), |lease| line.open(lease))?;
+            Ok(line)
+        });
         let line = line
             .inspect_err(|error| {
                 tracing::warn!("the lease of generation {generation} cannot be kept: {error}")
@@ -104,11 +120,18 @@ impl Keeper {
             generation,
             uid: binding.options.uid,
             line,
-            silence: Silence::default(),
+            silence,
             renewal: None,
             rests_until: Now(0),
             shared: Arc::default(),
         })
+    }
+
+    /// The runtime cannot wait for it any more.
+    pub(crate) fn give_up(&self, error: &io::Error) {
+        let generation = self.generation;
+        let why = format!("its runtime cannot wait for it: {error}");
+        self.tell(LeaseEvent::Lost { generation, why });
     }
 
     fn tell(&self, event: LeaseEvent) {
@@ -126,7 +149,11 @@ impl Keeper {
             false => tracing::info!("{event}"),
         }
         if let Some(listener) = listener {
-            listener(&event);
+            // The lease is kept up whatever its listener does.
+            let heard = catch_unwind(AssertUnwindSafe(|| listener(&event)));
+            if heard.is_err() {
+                tracing::error!("a listener of a lease panicked; the lease is kept up");
+            }
         }
     }
 }
@@ -257,8 +284,7 @@ impl Lease {
     }
 
     /// Calls `listener`, from the runtime's background, with whatever becomes of the lease; at once, where it
-    /// is lost already. It replaces the listener before. It shall not wait for whoever drops the lease: the
-    /// blocking runtime's waits for the listener.
+    /// is lost already. It replaces the listener before.
     pub fn on_event(&self, listener: impl Fn(&LeaseEvent) + Send + Sync + 'static) {
         let listener: Listener = Arc::new(listener);
         let mut told = self.shared.told();

@@ -13,7 +13,7 @@ use std::fmt::Display;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use weightd_core::content::Generation;
 use weightd_core::machine::AttachError;
 use weightd_gpu::Weights;
@@ -141,9 +141,9 @@ pub(crate) fn keep(keeper: Keeper) -> Lease {
     Lease::kept(keeper, Keeping::start)
 }
 
-/// A thread that keeps a lease up, and ends with this.
+/// What ends the thread that keeps a lease up.
 #[derive(Debug, Default)]
-struct Keeping(Option<(Arc<Waker>, JoinHandle<()>)>);
+struct Keeping(Option<Arc<Waker>>, u32);
 
 impl Keeping {
     /// Where no thread can be had, the lease is given up at once: it never fails a load.
@@ -152,11 +152,11 @@ impl Keeping {
             let stop = Arc::new(Waker::new()?);
             let stopped = Arc::clone(&stop);
             let builder = thread::Builder::new().name("weightd-lease".to_owned());
-            let thread = builder.spawn(move || keep_until(keeper, &stopped))?;
-            Ok::<_, io::Error>((stop, thread))
+            builder.spawn(move || keep_until(keeper, &stopped))?;
+            Ok::<_, io::Error>(stop)
         };
         match thread() {
-            Ok(thread) => Keeping(Some(thread)),
+            Ok(stop) => Keeping(Some(stop), std::process::id()),
             Err(error) => {
                 tracing::warn!("the lease is given up, since no thread can keep it: {error}");
                 Keeping::default()
@@ -179,18 +179,19 @@ fn keep_until(mut keeper: Keeper, stop: &Waker) {
         }
     };
     if let Err(error) = kept {
-        tracing::warn!("a lease is given up, since it cannot be waited for: {error}");
+        keeper.give_up(&error);
     }
 }
 
 impl Drop for Keeping {
+    /// The thread ends by itself: waiting for it could be waiting for a listener that waits for us. In a process
+    /// that was forked off, the lease is still its parent's.
     fn drop(&mut self) {
-        if let Some((stop, thread)) = self.0.take()
-            && stop.wake().is_ok()
-            // A listener may drop the lease, from this very thread.
-            && thread.thread().id() != thread::current().id()
+        let Keeping(stop, process) = self;
+        if *process == std::process::id()
+            && let Some(stop) = stop
         {
-            let _ = thread.join();
+            let _ = stop.wake();
         }
     }
 }

@@ -143,7 +143,8 @@ impl Loading {
             Outcome::Unchanged { .. } => return Stop::Unchanged,
             Outcome::Mapped { generation, leased } => {
                 let lease = self.dial.hang_on().filter(|_| leased);
-                let keeper = lease.and_then(|lease| Keeper::new(&self.binding, generation, lease));
+                let broke = self.dial.machine.lease_broke();
+                let keeper = Keeper::new(&self.binding, generation, lease, broke);
                 Fetch::Mapped {
                     generation,
                     keeper: keeper.map(Box::new),

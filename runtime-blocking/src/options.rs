@@ -104,7 +104,21 @@ impl LoaderOptions {
             let why = "socket_path says all: leave out socket_dir and instance";
             return Err(OptionsError::Value(why.to_owned()));
         }
-        self.connect_timeout().and(self.state_timeout()).map(drop)
+        for (name, path) in [
+            ("socket_path", &self.socket_path),
+            ("socket_dir", &self.socket_dir),
+        ] {
+            let bytes = path.as_ref().map(|path| path.as_os_str().as_encoded_bytes());
+            if bytes.is_some_and(|bytes| bytes.is_empty() || bytes.contains(&0)) {
+                let why = format!("{name} is empty or no path: name one, or leave it out");
+                return Err(OptionsError::Value(why));
+            }
+        }
+        if self.connect_timeout()? < Span::millis(1) {
+            let why = "connect_timeout_s leaves no time for any answer: give 0.001 or more";
+            return Err(OptionsError::Value(why.to_owned()));
+        }
+        self.state_timeout().map(drop)
     }
 
     pub(crate) fn connect_timeout(&self) -> Result<Span, OptionsError> {
@@ -160,6 +174,9 @@ mod tests {
             (r#"{"socket_path": "/x", "is_draft": true}"#, "socket_path"),
             (r#"{"socket_path": "/x", "instance": "a"}"#, "socket_path"),
             (r#"{"connect_timeout_s": -1}"#, "connect_timeout_s"),
+            (r#"{"connect_timeout_s": 0}"#, "connect_timeout_s"),
+            (r#"{"socket_dir": ""}"#, "socket_dir"),
+            (r#"{"socket_path": "/run/\u0000x"}"#, "socket_path"),
             (r#"{"state_timeout_s": 1e999}"#, "number out of range"),
             (r#"{"fallback": "yes"}"#, "yes"),
             ("[]", "JSON object"),

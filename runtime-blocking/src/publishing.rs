@@ -113,25 +113,33 @@ impl Publishing {
             let unfilled = filling.unfilled();
             match unfilled.is_empty() {
                 true => Ok(filling),
-                false => Err(format!("nothing was written to {}", unfilled.join(", "))),
+                false => Err(unwritten(&unfilled)),
             }
         }));
     }
 
     fn allocate(&self) -> Work<Publishing> {
         let (device, contents) = (self.device, Arc::clone(&self.contents));
+        let wanted = contents.bytes();
         let work = move || {
             // A region takes at least a page.
-            let region = device.allocate(contents.bytes().max(1)).map_err(fault)?;
+            let region = device.allocate(wanted.max(1)).map_err(|error| {
+                let free = device.room_for(wanted);
+                (fault(error), free)
+            })?;
             let manifest = contents.manifest(&device, region.bytes());
-            let manifest = manifest.map_err(|error| Fault::Malformed(error.to_string()))?;
+            let manifest = manifest.map_err(|error| (Fault::Malformed(error.to_string()), None))?;
             Ok(Box::new(Filling::new(manifest, region)))
         };
         Work::new(
             work,
-            |task: &mut Publishing, result: Result<_, Fault>| match result {
-                Ok(filling) => task.empty = Some(filling),
-                Err(fault) => task.dial.machine.filled(task.dial.now(), Err(fault)),
+            move |task: &mut Publishing, result: Result<_, (Fault, Option<u64>)>| {
+                let now = task.dial.now();
+                match result {
+                    Ok(filling) => task.empty = Some(filling),
+                    Err((Fault::OutOfMemory(why), free)) => task.dial.machine.no_room(now, wanted, free, why),
+                    Err((fault, _)) => task.dial.machine.filled(now, Err(fault)),
+                }
             },
         )
     }
@@ -151,7 +159,8 @@ impl Publishing {
         PublishStop::Over(result.map(|published| {
             let generation = published.generation;
             let lease = self.dial.hang_on().filter(|_| published.leased);
-            let keeper = lease.and_then(|lease| Keeper::new(&self.binding, generation, lease));
+            let broke = self.dial.machine.lease_broke();
+            let keeper = Keeper::new(&self.binding, generation, lease, broke);
             let weights = self.weights.take().expect("what was published was mapped before");
             Box::new(Handed {
                 weights: weights.with_generation(generation),
@@ -197,6 +206,20 @@ impl AsFd for Publishing {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.dial.as_fd()
     }
+}
+
+/// Says that these were not filled, of many the first.
+fn unwritten(names: &[String]) -> String {
+    const NAMED: usize = 8;
+    let named = names.iter().take(NAMED).map(String::as_str);
+    let more = match names.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(
+        "not all bytes were written of {}{more}",
+        named.collect::<Vec<_>>().join(", ")
+    )
 }
 
 /// Fixes what was filled, and maps it as everybody else will.

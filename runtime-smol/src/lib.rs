@@ -71,8 +71,8 @@ impl Runtime for Smol {
         future::yield_now().await;
     }
 
-    async fn unblock<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-        smol::unblock(work).await
+    async fn unblock<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+        Ok(smol::unblock(work).await)
     }
 
     fn detach(work: impl FnOnce() + Send + 'static) {

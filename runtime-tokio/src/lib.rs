@@ -81,15 +81,12 @@ impl Runtime for Tokio {
         tokio::task::yield_now().await;
     }
 
-    async fn unblock<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-        match tokio::task::spawn_blocking(work).await {
-            Ok(result) => result,
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => resume_unwind(panic),
-                // The runtime ends, and whoever awaits this ends with it.
-                Err(_) => std::future::pending().await,
-            },
-        }
+    async fn unblock<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+        let done = tokio::task::spawn_blocking(work).await;
+        done.map_err(|error| match error.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            Err(_) => io::Error::other("the tokio runtime is shutting down"),
+        })
     }
 
     fn detach(work: impl FnOnce() + Send + 'static) {

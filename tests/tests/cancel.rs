@@ -299,7 +299,9 @@ async fn until<F: Future>(end: impl Future, future: F) -> Option<F::Output> {
 
 /// After so many microseconds.
 async fn after<R: Runtime>(micros: u64) {
-    R::unblock(move || thread::sleep(Duration::from_micros(micros))).await;
+    R::unblock(move || thread::sleep(Duration::from_micros(micros)))
+        .await
+        .expect("the runtime goes on");
 }
 
 /// Some moments within the time that a load or a publication takes, and a little more.

@@ -102,7 +102,11 @@ pub struct Publish<F> {
     /// What the daemon holds, its key, and who makes room for what comes.
     expects: Expects,
     held: Option<Key>,
+    held_bytes: u64,
     replace: Replace,
+    /// What it held was released, to make room.
+    dropped: bool,
+    lease_broke: bool,
     filled: Option<(ContentInfo, Bundle<F>)>,
     end: Option<Result<Published, PublishError>>,
 }
@@ -120,7 +124,10 @@ impl<F> Publish<F> {
             phase: Phase::Asking,
             expects: Expects::Empty,
             held: None,
+            held_bytes: 0,
             replace: Replace::Keep,
+            dropped: false,
+            lease_broke: false,
             filled: None,
             end: misplaced.then(|| Err(PublishError::Misplaced { fields: fields() })),
             key,
@@ -144,20 +151,40 @@ impl<F> Publish<F> {
     pub fn filled(&mut self, now: Now, result: Result<Filled<F>, Fault>) {
         assert_eq!(self.phase, Phase::Filling, "what is filled was asked for");
         self.patience.restart(now);
-        match (result, self.expects) {
-            (Ok(filled), _) => {
+        match result {
+            Ok(filled) => {
                 self.filled = Some((filled.content, Arc::new(filled.descriptors)));
                 self.go(now, Phase::Publishing);
             }
-            // It cannot hold both, and the daemon's operator would rather have the new.
-            (Err(Fault::OutOfMemory(_)), Expects::Generation(held)) if self.replace == Replace::DropFirst => {
-                self.go(now, Phase::Releasing(held));
-            }
-            (Err(Fault::OutOfMemory(why)), _) => self.end = Some(Err(PublishError::OutOfMemory { why })),
-            (Err(Fault::Malformed(why) | Fault::Unsupported(why) | Fault::Other(why)), _) => {
+            Err(
+                Fault::OutOfMemory(why) | Fault::Malformed(why) | Fault::Unsupported(why) | Fault::Other(why),
+            ) => {
                 self.end = Some(Err(PublishError::FillFailed { why }));
             }
         }
+    }
+
+    /// The device has no room for `wanted` bytes, of which `free` could be had; absent where it is not the
+    /// device that lacks them. Nothing was filled.
+    pub fn no_room(&mut self, now: Now, wanted: u64, free: Option<u64>, why: String) {
+        assert_eq!(self.phase, Phase::Filling, "what is filled was asked for");
+        let helps = free.is_some_and(|free| wanted <= free.saturating_add(self.held_bytes));
+        match self.expects {
+            // It cannot hold both, and the daemon's operator would rather have the new.
+            Expects::Generation(held) if self.replace == Replace::DropFirst && helps => {
+                self.go(now, Phase::Releasing(held));
+            }
+            _ if self.dropped => {
+                let why = format!("{why} (and the content before was released to make room)");
+                self.end = Some(Err(PublishError::OutOfMemory { why }));
+            }
+            _ => self.end = Some(Err(PublishError::OutOfMemory { why })),
+        }
+    }
+
+    /// Whether the lease was not refused: its connection broke, or nobody answered in time.
+    pub fn lease_broke(&self) -> bool {
+        self.lease_broke
     }
 
     fn go(&mut self, now: Now, phase: Phase) {
@@ -169,12 +196,22 @@ impl<F> Publish<F> {
         let result = match (self.phase, answer) {
             (Phase::Leasing(generation), answer) => {
                 let leased = matches!(answer, Ok(Message::Watching(_)));
+                let broke = |none: NoAnswer| {
+                    matches!(
+                        AttachError::from(none),
+                        AttachError::Broken { .. }
+                            | AttachError::Timeout { .. }
+                            | AttachError::Unavailable { .. }
+                    )
+                };
+                self.lease_broke = answer.is_err_and(broke);
                 self.end = Some(Ok(Published { generation, leased }));
                 Ok(())
             }
             (Phase::Asking, Ok(Message::DaemonStatus(status))) => self.judge(status),
             (Phase::Releasing(_), Ok(Message::Released(_))) => {
                 self.expects = Expects::Empty;
+                self.dropped = true;
                 self.phase = Phase::ToFill;
                 Ok(())
             }
@@ -221,6 +258,7 @@ impl<F> Publish<F> {
             Holds::Empty | Holds::Released(_) | Holds::Lost(_) => Expects::Empty,
         };
         self.held = Some(info.key);
+        self.held_bytes = status.bytes;
         match self.key.checkpoint.digest {
             Some(_) => self.compare(),
             None => self.phase = Phase::ToDigest,

@@ -24,11 +24,18 @@ const WORKS_WITHIN: Span = Span::secs(130);
 
 type Run = scripted::Run<Result<Published, PublishError>>;
 
+/// Why memory is not filled.
+enum Lack {
+    /// The device has no room, but so many bytes free for the 10 that are wanted, where that is known.
+    Room(&'static str, Option<u64>),
+    Fault(Fault),
+}
+
 /// How the engine's own work goes.
 struct Work {
     digest: Result<[u8; 32], String>,
     /// Each time that it is to fill memory.
-    fills: Vec<Result<(), Fault>>,
+    fills: Vec<Result<(), Lack>>,
     takes: Span,
 }
 
@@ -51,10 +58,17 @@ fn drive(options: AttachOptions, work: Work, daemon: impl Fn(Option<&Message>, S
             PublishStep::Fill => {
                 *now = *now + work.takes;
                 let fill = fills.next().expect("it is filled as often as was expected");
-                let filled = fill.map(|()| Filled {
-                    content: content(64, &[10]),
-                    descriptors: vec![ledger.memory(64), ledger.memory(10)],
-                });
+                let filled = match fill {
+                    Ok(()) => Ok(Filled {
+                        content: content(64, &[10]),
+                        descriptors: vec![ledger.memory(64), ledger.memory(10)],
+                    }),
+                    Err(Lack::Fault(fault)) => Err(fault),
+                    Err(Lack::Room(why, free)) => {
+                        publish.no_room(*now, 10, free, why.to_owned());
+                        return None;
+                    }
+                };
                 publish.filled(*now, filled);
             }
             PublishStep::Done(end) => return Some(end),
@@ -87,7 +101,7 @@ fn holding(holds: Holds, replace: Replace) -> Act {
             ..publishable(0)
         },
         holds,
-        bytes: 0,
+        bytes: 8,
         tensors: 0,
         aliases: 0,
         leases: 0,
@@ -290,8 +304,8 @@ fn before_anything_is_sent_the_daemon_is_waited_for_as_by_an_engine_that_loads()
     }
 }
 
-fn short(why: &str) -> Result<(), Fault> {
-    Err(Fault::OutOfMemory(why.to_owned()))
+fn short(why: &'static str) -> Result<(), Lack> {
+    Err(Lack::Room(why, Some(4)))
 }
 
 /// A daemon that gives up the old for the new.
@@ -330,7 +344,7 @@ fn what_does_not_fit_into_an_empty_device_either_is_given_up() {
         ..Work::default()
     };
     let run = drive(hasty(), work, gives_way);
-    let why = "no room at all".to_owned();
+    let why = "no room at all (and the content before was released to make room)".to_owned();
     assert_eq!(run.end, Err(PublishError::OutOfMemory { why }));
     // Where nothing is held, or what is held shall stay, nothing is released for it.
     for (holds, replace) in [
@@ -344,6 +358,32 @@ fn what_does_not_fit_into_an_empty_device_either_is_given_up() {
         };
         let run = drive(hasty(), work, |_, _| holding(holds, replace));
         assert!(matches!(run.end, Err(PublishError::OutOfMemory { .. })));
+        assert_eq!(run.asked, [GetStatus {}.into()]);
+    }
+}
+
+#[test]
+fn what_is_held_is_not_released_for_something_that_would_not_fit_then_either() {
+    // One byte too few with both, a limit that is the engine's own, and a lack after the filling.
+    let after = || Err(Lack::Fault(Fault::OutOfMemory("no room to map it".into())));
+    for lack in [
+        Err(Lack::Room("free 1, held 8", Some(1))),
+        Err(Lack::Room("ulimit", None)),
+        after(),
+    ] {
+        let work = Work {
+            fills: vec![lack],
+            ..Work::default()
+        };
+        let run = drive(hasty(), work, gives_way);
+        assert!(
+            matches!(
+                run.end,
+                Err(PublishError::OutOfMemory { .. } | PublishError::FillFailed { .. })
+            ),
+            "{:?}",
+            run.end
+        );
         assert_eq!(run.asked, [GetStatus {}.into()]);
     }
 }

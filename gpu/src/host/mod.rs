@@ -15,3 +15,4 @@ pub(crate) use pages::Pages;
 pub(crate) use region::Region;
 pub use resident::resident;
 pub use room::check_room;
+pub(crate) use room::room_for;

@@ -33,6 +33,16 @@ pub(crate) fn check(bytes: u64) -> Result<(), String> {
     Ok(())
 }
 
+/// How many bytes regions could have, all together; `None` where that is not known, or a limit on this process
+/// is what leaves no room for `bytes`.
+pub(crate) fn room_for(bytes: u64) -> Option<u64> {
+    let limit = getrlimit(Resource::Fsize).current;
+    if limit.is_some_and(|limit| bytes > limit) {
+        return None;
+    }
+    available(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
 fn check_memory(bytes: u64) -> Result<(), String> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     match available(&meminfo) {

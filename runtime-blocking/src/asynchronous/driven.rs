@@ -32,7 +32,7 @@ impl<R: Runtime, T: Task + Send + 'static> Driven<R, T> {
         loop {
             match self.task().turn()? {
                 Turn::Done(output) => return Ok(output),
-                Turn::Work(work) => R::unblock(|| work.run()).await.tell(self.task()),
+                Turn::Work(work) => R::unblock(|| work.run()).await?.tell(self.task()),
                 // There is more to do, and others have their turn first.
                 Turn::Wait(Some(Duration::ZERO)) => R::yield_now().await,
                 Turn::Wait(timeout) => R::readable(&self.waiting, timeout).await?,
@@ -53,12 +53,13 @@ impl<R: Runtime, T: Task + Send + 'static> Drop for Driven<R, T> {
 pub(super) fn keep<R: Runtime>(keeper: Keeper) -> Lease {
     Lease::kept(keeper, |keeper| {
         R::spawn(async move {
-            let ended = match Driven::<R, _>::new(keeper) {
-                Ok(mut keeper) => keeper.run().await,
-                Err(error) => Err(error),
-            };
-            if let Err(error) = ended {
-                tracing::warn!("a lease is given up, since it cannot be waited for: {error}");
+            match Driven::<R, _>::new(keeper) {
+                Ok(mut keeper) => {
+                    if let Err(error) = keeper.run().await {
+                        keeper.task().give_up(&error);
+                    }
+                }
+                Err(error) => tracing::warn!("a lease is given up, since it cannot be waited for: {error}"),
             }
         })
     })

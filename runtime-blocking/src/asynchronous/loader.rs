@@ -54,7 +54,7 @@ impl<R: Runtime> Loader<R> {
         let fetched = fetch::<R, _, _>(Loading::new(&self.binding), build).await;
         match Fetched::or_local(fetched, self.binding.options.fallback)? {
             Fetched::Loaded(loaded) => Fetched::Loaded(loaded).or_from_disk(from_disk),
-            disk => R::unblock(move || disk.or_from_disk(from_disk)).await,
+            disk => R::unblock(move || disk.or_from_disk(from_disk)).await?,
         }
     }
 
@@ -136,9 +136,8 @@ where
         match loading.run().await? {
             Stop::Build(weights) => {
                 let build = build.take().expect("a load builds once");
-                let built = R::unblock(move || build(weights))
-                    .await
-                    .map(|built| model = Some(built));
+                let built = R::unblock(move || build(weights)).await?;
+                let built = built.map(|built| model = Some(built));
                 loading.task().built(built.map_err(|error| error.to_string()));
             }
             Stop::LoadFromDisk { because } => return Ok(Fetched::LoadFromDisk { because }),

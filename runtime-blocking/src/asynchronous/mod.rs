@@ -49,10 +49,14 @@ pub trait Runtime: 'static {
     /// Lets others have their turn.
     fn yield_now() -> impl Future<Output = ()> + Send;
 
-    /// Runs what blocks where that may be. Where the future is dropped, it runs to its end.
+    /// Runs what blocks where that may be. Where the future is dropped, it runs to its end. Its panic is this
+    /// future's.
+    ///
+    /// # Errors
+    /// It was not run, since the runtime ends.
     fn unblock<T: Send + 'static>(
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> impl Future<Output = T> + Send;
+    ) -> impl Future<Output = io::Result<T>> + Send;
 
     /// Runs what blocks where that may be, and does not wait for it.
     fn detach(work: impl FnOnce() + Send + 'static);

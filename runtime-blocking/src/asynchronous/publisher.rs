@@ -57,7 +57,7 @@ impl<R: Runtime> Publisher<R> {
                         Ok(()) => Ok(filling),
                         Err(error) => Err(error.to_string()),
                     };
-                    publishing.task().filled(R::unblock(work).await);
+                    publishing.task().filled(R::unblock(work).await?);
                 }
                 PublishStop::Over(handed) => return Ok(handed?.kept(keep::<R>)),
             }

@@ -169,7 +169,10 @@ fn ticks<E: Executor>(executor: &E) {
     executor.block_on(async {
         let ticker = Ticker::default();
         let _ticks = E::Runtime::spawn(ticker.clone().run::<E::Runtime>());
-        E::Runtime::unblock(move || ticker.waits()).await.expect("ticks");
+        E::Runtime::unblock(move || ticker.waits())
+            .await
+            .expect("the runtime goes on")
+            .expect("ticks");
     });
 }
 

@@ -73,6 +73,7 @@ pub struct Attach<F> {
     fetched: Option<Fetched<F>>,
     generation: Option<Generation>,
     leased: bool,
+    lease_broke: bool,
     parting: Option<Parting>,
     end: Option<AttachStep<F>>,
 }
@@ -92,6 +93,7 @@ impl<F> Attach<F> {
             fetched: None,
             generation: None,
             leased: false,
+            lease_broke: false,
             parting: None,
             end: None,
             options,
@@ -106,13 +108,24 @@ impl<F> Attach<F> {
         attach
     }
 
+    /// Whether the lease was not refused: its connection broke, or nobody answered in time.
+    pub fn lease_broke(&self) -> bool {
+        self.lease_broke
+    }
+
+    /// Nothing about a lease fails an attach.
+    fn unleased(&mut self) {
+        self.lease_broke = true;
+        self.at = At::Fetched;
+    }
+
     fn time_out(&mut self, now: Now) {
         match self.at {
             At::Asking { until, .. } if now >= until => {
                 let seconds = self.options.connect_timeout.0 / 1_000_000;
                 self.fail(now, AttachError::Timeout { seconds });
             }
-            At::Leasing { until, .. } if now >= until => self.at = At::Fetched,
+            At::Leasing { until, .. } if now >= until => self.unleased(),
             At::Reporting { until, .. } if now >= until || self.link.is_flushed() => self.reported(now),
             _ => {}
         }
@@ -378,7 +391,7 @@ impl<F> Attach<F> {
     fn broke(&mut self, now: Now, error: AttachError) {
         match self.at {
             At::Asking { .. } => self.fail(now, error),
-            At::Leasing { .. } => self.at = At::Fetched,
+            At::Leasing { .. } => self.unleased(),
             At::Reporting { .. } => self.reported(now),
             _ => {}
         }

@@ -330,7 +330,7 @@ impl World {
                     let Errand::Publish(publish) = &mut engine.errand else {
                         unreachable!("only a publication is filled")
                     };
-                    publish.filled(now, Err(Fault::OutOfMemory(format!("{room} bytes are free"))));
+                    publish.no_room(now, *bytes, Some(room), format!("{room} bytes are free"));
                 }
                 fill => {
                     let bytes = *fill.as_ref().unwrap_or(&1);

@@ -73,7 +73,7 @@ macro_rules! every_scenario {
                 a_fill_that_fails_leaves_what_there_was
                 a_publisher_that_vanishes_leaves_what_there_was
                 without_room_what_there_was_is_kept
-                without_room_what_there_was_is_dropped_first_where_that_is_wanted
+                what_would_not_fit_alone_either_drops_nothing
                 a_publisher_that_can_wait_publishes_once_the_daemon_is_there
                 a_server_may_be_replaced_while_the_memory_is_filled
                 what_was_published_is_served_by_the_next_server
@@ -111,7 +111,7 @@ macro_rules! every_scenario {
                 memory_that_may_change_is_malformed
                 descriptors_that_are_not_what_was_stated_are_malformed
                 content_that_is_not_what_was_stated_is_malformed
-                a_lease_that_is_never_given_is_done_without
+                a_lease_that_is_never_given_fails_no_load
                 a_copy_that_is_never_released_is_a_copy
                 a_memory_that_is_none_counts_as_none
                 nothing_is_published_to_nonsense

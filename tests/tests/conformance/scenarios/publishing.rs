@@ -229,7 +229,7 @@ pub fn without_room_what_there_was_is_kept<S: Stage>() {
     assert_eq!(stage.try_out(packed()), mapped(generation));
 }
 
-pub fn without_room_what_there_was_is_dropped_first_where_that_is_wanted<S: Stage>() {
+pub fn what_would_not_fit_alone_either_drops_nothing<S: Stage>() {
     let mut stage = S::start(Daemon {
         publish: Some(Replace::DropFirst),
         ..Daemon::publishable()
@@ -240,12 +240,12 @@ pub fn without_room_what_there_was_is_dropped_first_where_that_is_wanted<S: Stag
     stage.works(&mut slow);
     assert_eq!(stage.status().holds, Holds::Content(generation));
     let second = stage.end(&mut slow).published();
-    // This does not fit beside anything, and not alone either.
+    // This does not fit alone either, so nothing is dropped for it.
     assert_is!(
         stage.try_out(Order::publish(HUGE)).not_published(),
         PublishError::OutOfMemory { .. }
     );
-    assert_eq!(stage.status().holds, Holds::Released(second));
+    assert_eq!(stage.status().holds, Holds::Content(second));
     let third = stage.try_out(Order::publish(FIRST)).published();
     assert_eq!(stage.status().holds, Holds::Content(third));
 }
