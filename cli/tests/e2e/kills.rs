@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use weightd_blocking::Loaded;
 use weightd_gpu::Weights;
 
-/// As many as take some twenty seconds.
+/// As many as take a minute: an engine waits some seconds for a daemon that is gone.
 const ROUNDS: u64 = 60;
 /// A moment that does not come is not waited for longer.
 const LONGEST_MOMENT: Duration = Duration::from_millis(250);
