@@ -7,7 +7,7 @@ use crate::gpu::{processes, used};
 use crate::harness::*;
 use rustix::process::Signal;
 use std::path::PathBuf;
-use weightd_blocking::{Binding, Contents, Endpoint, Filling, PublishFailed, Publisher};
+use weightd_blocking::{Binding, Contents, Endpoint, Filling, PublishFailed, Published, Publisher};
 use weightd_core::content::{Dtype, Key};
 use weightd_core::machine::{AttachOptions, PublishError};
 use weightd_gpu::Device;
@@ -36,12 +36,15 @@ fn binding(socket: &std::path::Path, key: &Key) -> Binding {
     Binding::with(Endpoint::socket(socket).unwrap(), options, key.clone(), digest)
 }
 
-/// One large tensor, of which only the ends are written.
-fn large(bytes: u64) -> Contents {
+/// One large tensor, whose bytes are what they are, and a small one that tells contents apart.
+fn publish_large(publisher: &Publisher, bytes: u64, mark: u8) -> Result<Published, PublishFailed> {
     let mut contents = Contents::new();
     contents.parameter("large", Dtype::U8, &[bytes]).unwrap();
     contents.parameter("small", Dtype::U8, &[4]).unwrap();
-    contents
+    publisher.publish(contents, |filling: &Filling| {
+        filling.offset("large", bytes)?;
+        filling.write("small", &[mark; 4])
+    })
 }
 
 #[test]
@@ -96,9 +99,7 @@ fn a_device_that_cannot_hold_both_keeps_the_old_or_drops_it_first_as_the_daemon_
         let bytes = free / 10 * 6;
         let publish = |processing: &str, mark: u8| {
             let publisher = Publisher::with(binding(&socket, &key_of(processing)), device);
-            publisher.publish(large(bytes), |filling: &Filling| {
-                filling.write("small", &[mark; 4])
-            })
+            publish_large(&publisher, bytes, mark)
         };
         let first = publish("first", 1).unwrap().generation;
         let second = publish("second", 2);
@@ -161,8 +162,5 @@ fn publisher_body() {
     };
     let device = Device::cuda().unwrap()[0];
     let publisher = Publisher::with(binding(&socket, &key_of("body")), device);
-    let published = publisher.publish(large((1 << 30) - 512), |filling: &Filling| {
-        filling.write("small", &[3; 4])
-    });
-    published.unwrap();
+    publish_large(&publisher, (1 << 30) - 512, 3).unwrap();
 }
