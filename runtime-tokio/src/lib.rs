@@ -13,8 +13,8 @@
 //! # use weightd_tokio::Weights;
 //! # struct Model;
 //! # impl Model {
-//! #     fn over(weights: Weights) -> Result<Model, String> { unimplemented!() }
-//! #     fn read() -> Result<Model, std::io::Error> { unimplemented!() }
+//! #     fn over(_: Weights) -> Result<Model, String> { Ok(Model) }
+//! #     fn read() -> Result<Model, std::io::Error> { Ok(Model) }
 //! # }
 //!
 //! # async fn start(rank: EngineRank) -> Result<(), Box<dyn std::error::Error>> {
