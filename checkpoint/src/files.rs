@@ -1,5 +1,6 @@
 //! Files opened once, and what the kernel said of them then.
 
+use crate::digest::{self, CHUNK_BYTES, Hash};
 use crate::error::CheckpointError;
 use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -23,6 +24,38 @@ pub struct SourceFile {
     pub stat: FileStat,
     /// Whether `stat` is bound to change when the bytes do; see `identity`.
     pub(crate) steady: bool,
+    /// What was parsed of it.
+    pub(crate) parsed: Parsed,
+}
+
+/// The bytes at the start of a file that were read to be parsed. What is loaded follows from them, so
+/// whoever reads them again must find the same.
+#[derive(Debug, Default)]
+pub(crate) struct Parsed {
+    /// How many.
+    pub bytes: u64,
+    /// The hash of each [`CHUNK_BYTES`] of them.
+    hashes: Vec<Hash>,
+}
+
+impl Parsed {
+    fn of(bytes: &[u8]) -> Parsed {
+        Parsed {
+            bytes: bytes.len() as u64,
+            hashes: bytes.chunks(CHUNK_BYTES as usize).map(digest::hash).collect(),
+        }
+    }
+
+    /// The hashes of its chunks.
+    pub fn hashes(&self) -> &[Hash] {
+        &self.hashes
+    }
+
+    /// The hash of what was parsed of chunk `number`, and how many bytes that is.
+    pub fn chunk(&self, number: u64) -> Option<(Hash, u64)> {
+        let hash = self.hashes.get(usize::try_from(number).ok()?)?;
+        Some((*hash, CHUNK_BYTES.min(self.bytes - number * CHUNK_BYTES)))
+    }
 }
 
 /// The facts by which a file is recognized as the same, unchanged one.
@@ -78,23 +111,25 @@ impl SourceFile {
             bytes: stat.size,
             stat,
             steady: settled && crate::identity::is_old(&stat),
+            parsed: Parsed::default(),
         }))
     }
 
-    /// The whole file, if it holds `cap` bytes or fewer.
-    pub(crate) fn read_all(&self, cap: u64) -> Result<Vec<u8>, CheckpointError> {
+    /// The whole file, to be parsed, if it holds `cap` bytes or fewer.
+    pub(crate) fn read_all(&mut self, cap: u64) -> Result<Vec<u8>, CheckpointError> {
         if self.bytes > cap {
             let (path, bytes) = (self.path.clone(), self.bytes);
             return Err(CheckpointError::FileTooLarge { path, bytes, cap });
         }
-        self.read_at(0, self.bytes)
+        self.read_first(self.bytes)
     }
 
-    /// `bytes` bytes from `offset`, which the caller has checked against the file's size.
-    pub(crate) fn read_at(&self, offset: u64, bytes: u64) -> Result<Vec<u8>, CheckpointError> {
+    /// The first `bytes` bytes, to be parsed; the caller has checked that against the file's size.
+    pub(crate) fn read_first(&mut self, bytes: u64) -> Result<Vec<u8>, CheckpointError> {
         let length = usize::try_from(bytes).expect("checked against a cap that fits memory");
         let mut buffer = vec![0; length];
-        self.read_exact_at(&mut buffer, offset)?;
+        self.read_exact_at(&mut buffer, 0)?;
+        self.parsed = Parsed::of(&buffer);
         Ok(buffer)
     }
 
@@ -125,14 +160,19 @@ impl SourceFile {
         let now =
             rustix::fs::fstat(&self.file).map_err(|errno| CheckpointError::io("stat", &self.path, errno))?;
         let now = FileStat::from(&now);
-        if now == self.stat {
-            return Ok(());
+        match now == self.stat {
+            true => Ok(()),
+            false => Err(self.changed(now.size)),
         }
-        Err(CheckpointError::Changed {
+    }
+
+    /// It is not as it was when it was opened.
+    pub(crate) fn changed(&self, now_bytes: u64) -> CheckpointError {
+        CheckpointError::Changed {
             path: self.path.clone(),
             was_bytes: self.stat.size,
-            now_bytes: now.size,
-        })
+            now_bytes,
+        }
     }
 }
 

@@ -41,40 +41,49 @@ const LENGTH_BYTES: u64 = 8;
 
 /// Reads and checks the header of `file`, which is number `number` of its checkpoint: its tensors
 /// in the order in which they are stored.
-pub(crate) fn read(file: &SourceFile, number: usize) -> Result<Vec<(String, StoredTensor)>, CheckpointError> {
+pub(crate) fn read(
+    file: &mut SourceFile,
+    number: usize,
+) -> Result<Vec<(String, StoredTensor)>, CheckpointError> {
+    let path = file.path.clone();
     let fault = |fault| CheckpointError::Header {
-        path: file.path.clone(),
+        path: path.clone(),
         fault,
     };
-    let needed = |needed| {
-        if needed <= file.bytes {
-            Ok(())
-        } else {
-            Err(HeaderFault::Truncated {
-                needed,
-                found: file.bytes,
-            })
-        }
-    };
-    needed(LENGTH_BYTES).map_err(fault)?;
-    let mut length = [0; LENGTH_BYTES as usize];
-    file.read_exact_at(&mut length, 0)?;
-    let length = u64::from_le_bytes(length);
-    if length > HEADER_CAP {
-        return Err(fault(HeaderFault::Oversized {
-            bytes: length,
-            cap: HEADER_CAP,
-        }));
+    let data_start = LENGTH_BYTES + header_bytes(file)?.map_err(fault)?;
+    let first = file.read_first(data_start)?;
+    if first[..LENGTH_BYTES as usize] != (data_start - LENGTH_BYTES).to_le_bytes() {
+        return Err(file.changed(file.bytes));
     }
-    let data_start = LENGTH_BYTES + length;
-    needed(data_start).map_err(fault)?;
-    let header = file.read_at(LENGTH_BYTES, length)?;
-    let mut tensors = parse(&header, file.bytes - data_start).map_err(fault)?;
+    let mut tensors = parse(&first[LENGTH_BYTES as usize..], file.bytes - data_start).map_err(fault)?;
     for (_, tensor) in &mut tensors {
         tensor.file = number;
         tensor.offset += data_start; // Inside the file, so this cannot overflow.
     }
     Ok(tensors)
+}
+
+/// The length that the file begins with: there are as many bytes behind it, and no more than a header
+/// may have.
+fn header_bytes(file: &SourceFile) -> Result<Result<u64, HeaderFault>, CheckpointError> {
+    let truncated = |needed| HeaderFault::Truncated {
+        needed,
+        found: file.bytes,
+    };
+    if file.bytes < LENGTH_BYTES {
+        return Ok(Err(truncated(LENGTH_BYTES)));
+    }
+    let mut length = [0; LENGTH_BYTES as usize];
+    file.read_exact_at(&mut length, 0)?;
+    let bytes = u64::from_le_bytes(length);
+    Ok(match LENGTH_BYTES.checked_add(bytes) {
+        _ if bytes > HEADER_CAP => Err(HeaderFault::Oversized {
+            bytes,
+            cap: HEADER_CAP,
+        }),
+        Some(needed) if needed > file.bytes => Err(truncated(needed)),
+        _ => Ok(bytes),
+    })
 }
 
 /// The tensors of a header, in the order in which they are stored; offsets count from the start of

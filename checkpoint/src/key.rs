@@ -371,8 +371,8 @@ mod tests {
         let options = KeyOptions::new(world(1, 1, 1));
         let (mut a, mut b) = (key(&ours, &options).unwrap(), key(&theirs, &options).unwrap());
         assert_eq!(a.compare(&b), Comparison::Unknown);
-        a.checkpoint.digest = Some(ours.digest(None).unwrap());
-        b.checkpoint.digest = Some(theirs.digest(None).unwrap());
+        a.checkpoint.digest = Some(ours.digest(&Default::default(), &Default::default()).unwrap());
+        b.checkpoint.digest = Some(theirs.digest(&Default::default(), &Default::default()).unwrap());
         assert_eq!(a.compare(&b), Comparison::Same);
     }
 

@@ -25,7 +25,7 @@ mod shard;
 mod verify;
 
 pub use config::ModelConfig;
-pub use digest::CHUNK_BYTES;
+pub use digest::{CHUNK_BYTES, DigestCache, DigestCacheError, digest_from_hex, digest_hex};
 pub use error::{CheckpointError, ConfigFault, HeaderFault, IndexFault};
 pub use files::{FileStat, FileTime, SourceFile};
 pub use header::StoredTensor;
@@ -55,6 +55,7 @@ mod tests {
     use crate::files::SourceFile;
     use std::fs::{self, File};
     use std::path::{Path, PathBuf};
+    use weightd_core::content::Dtype;
 
     /// A checkpoint that transformers wrote.
     pub(crate) fn data(name: &str) -> PathBuf {
@@ -70,6 +71,23 @@ mod tests {
             fs::copy(&file.path, copy.path().join(&file.name)).unwrap();
         }
         copy
+    }
+
+    /// Writes a safetensors file whose data begins at an odd place.
+    pub(crate) fn write_safetensors(path: &Path, tensors: &[(&str, Dtype, &[u64], &[u8])]) {
+        let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+        for (name, dtype, shape, bytes) in tensors {
+            let offsets = [data.len(), data.len() + bytes.len()];
+            let entry = serde_json::json!({"dtype": dtype.name(), "shape": shape, "data_offsets": offsets});
+            header.insert((*name).to_owned(), entry);
+            data.extend_from_slice(bytes);
+        }
+        let mut header = serde_json::Value::from(header).to_string();
+        while header.len() % 4 != 1 {
+            header.push(' ');
+        }
+        let length = (header.len() as u64).to_le_bytes();
+        fs::write(path, [&length, header.as_bytes(), &data].concat()).unwrap();
     }
 
     /// All files of a directory, in the order of their names.

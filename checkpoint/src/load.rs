@@ -11,9 +11,10 @@ mod pipeline;
 mod reader;
 mod residency;
 
+use crate::digest::{CHUNK_BYTES, Hashes};
 use crate::{Checkpoint, CheckpointError, NodePlan, RankPlan};
 pub use path::PathTaken;
-use pipeline::Pipeline;
+pub(crate) use pipeline::Pipeline;
 use std::io;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -38,6 +39,16 @@ pub struct LoadOptions {
     /// Whether other loaders of this machine read the same files at about this time: then all of it
     /// goes through the page cache, so that the disk is read once for all of them.
     pub shared: bool,
+    /// Whether the digest is computed from the very bytes that are loaded. Then every byte is read, also
+    /// what no rank of this node needs, in chunks of [`CHUNK_BYTES`](crate::CHUNK_BYTES).
+    pub digest: bool,
+}
+
+impl Default for LoadOptions {
+    /// Those of host memory.
+    fn default() -> LoadOptions {
+        LoadOptions::of(DeviceKind::Cpu)
+    }
 }
 
 impl LoadOptions {
@@ -63,6 +74,7 @@ impl LoadOptions {
             },
             gap_bytes: 16 << 10,
             shared: false,
+            digest: false,
         }
     }
 
@@ -72,20 +84,21 @@ impl LoadOptions {
     /// What the system says when there is none.
     pub fn prepare(&self, kind: DeviceKind) -> Result<LaneMemory, MemoryError> {
         let workers = self.workers.max(self.cold_workers).get();
-        LaneMemory::prepare(
-            kind,
-            workers,
-            (self.chunk() + 2 * direct::MOST_ALIGNMENT) as usize,
-        )
+        // Elements that lie across blocks are few bytes.
+        let slack = 2 * direct::MOST_ALIGNMENT + 64;
+        LaneMemory::prepare(kind, workers, (self.chunk() + slack) as usize)
     }
 
     fn chunk(&self) -> u64 {
-        self.chunk_bytes.max(4 << 10)
+        match self.digest {
+            true => CHUNK_BYTES,
+            false => self.chunk_bytes.max(4 << 10),
+        }
     }
 }
 
-/// How far a load has come; another thread may ask at any time.
-#[derive(Debug)]
+/// How far a load has come, or a digest, which has no ranks; another thread may ask at any time.
+#[derive(Debug, Default)]
 pub struct Progress {
     read: AtomicU64,
     written: Vec<AtomicU64>,
@@ -115,6 +128,10 @@ impl Progress {
             .zip(self.totals.iter().copied())
     }
 
+    pub(crate) fn add_read(&self, bytes: u64) {
+        self.read.fetch_add(bytes, Relaxed);
+    }
+
     /// The bytes read from files so far.
     pub fn bytes_read(&self) -> u64 {
         self.read.load(Relaxed)
@@ -126,6 +143,8 @@ impl Progress {
 pub struct Loaded {
     /// The ranks, by local rank.
     pub ranks: Vec<LoadedRank>,
+    /// The digest of the checkpoint, where it was asked for.
+    pub digest: Option<[u8; 32]>,
     /// What it took.
     pub stats: LoadStats,
 }
@@ -144,7 +163,7 @@ pub struct LoadedRank {
 /// What a load took.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoadStats {
-    /// Bytes read from files, each needed byte once whatever the number of ranks.
+    /// Bytes read from files, each byte once whatever the number of ranks.
     pub bytes_read: u64,
     /// Bytes written to regions.
     pub bytes_written: u64,
@@ -210,12 +229,14 @@ pub fn load(
     let (ranks, read) = (plan.ranks(), plan.read());
     let regions = allocate(ranks, devices)?;
     let global_rank = |local: u32| ranks[local as usize].placement.global_rank;
+    let hashes = options.digest.then(|| Hashes::new(checkpoint));
     let pipeline = Pipeline {
         files: checkpoint.files(),
         read,
         devices,
         regions: &regions,
         progress,
+        hashes: hashes.as_ref(),
     };
     let path = pipeline
         .run(options, memory)
@@ -243,7 +264,8 @@ pub fn load(
         duration: start.elapsed(),
         path,
     };
-    Ok(Loaded { ranks, stats })
+    let digest = hashes.map(Hashes::digest);
+    Ok(Loaded { ranks, digest, stats })
 }
 
 /// The region of every rank, in the order of the ranks, once there is room for all of them together:

@@ -29,7 +29,7 @@ impl Checkpoint {
     pub fn open(dir: &Path) -> Result<Checkpoint, CheckpointError> {
         let directory = open_directory(dir)?;
         let open = |name: &str| SourceFile::open(&directory, dir, name);
-        let Some(config_file) = open(CONFIG)? else {
+        let Some(mut config_file) = open(CONFIG)? else {
             return Err(match list_safetensors(&directory, dir) {
                 Err(error @ CheckpointError::OtherFormat { .. }) => error,
                 _ => CheckpointError::NoConfig { dir: dir.to_owned() },
@@ -41,8 +41,8 @@ impl Checkpoint {
             fault,
         })?;
 
-        let index_file = open(INDEX)?;
-        let (index, files) = match &index_file {
+        let mut index_file = open(INDEX)?;
+        let (index, mut files) = match &mut index_file {
             Some(file) => {
                 let (index, files) = open_indexed(file, open)?;
                 (Some(index), files)
@@ -50,7 +50,7 @@ impl Checkpoint {
             None => (None, vec![open_only(&directory, dir, open)?]),
         };
         check_sizes(&files)?;
-        let tensors = read_headers(&files, index_file.as_ref())?;
+        let tensors = read_headers(&mut files, index_file.as_ref())?;
         if let (Some(index), Some(file)) = (index, &index_file) {
             check_index(&index, &files, &tensors).map_err(|fault| index_fault(file, fault))?;
         }
@@ -79,6 +79,11 @@ impl Checkpoint {
     /// Every tensor of these files, by name.
     pub fn tensors(&self) -> &BTreeMap<String, StoredTensor> {
         &self.tensors
+    }
+
+    /// The sum of the sizes of all files, in bytes: `config.json`, the index and the weights.
+    pub fn bytes(&self) -> u64 {
+        self.all_files().map(|(_, file)| file.bytes).sum()
     }
 
     /// Asks the kernel again about every file: an error names the first that changed, shrank or
@@ -149,11 +154,11 @@ fn is_repository_id(text: &str) -> bool {
 /// Opens the files that the index names, in the order of their names. Other safetensors files
 /// are not part of the checkpoint: some carry the same weights once more in one file.
 fn open_indexed(
-    index_file: &SourceFile,
+    index_file: &mut SourceFile,
     open: impl Fn(&str) -> Result<Option<SourceFile>, CheckpointError>,
 ) -> Result<(Index, Vec<SourceFile>), CheckpointError> {
-    let index =
-        Index::parse(&index_file.read_all(INDEX_CAP)?).map_err(|fault| index_fault(index_file, fault))?;
+    let bytes = index_file.read_all(INDEX_CAP)?;
+    let index = Index::parse(&bytes).map_err(|fault| index_fault(index_file, fault))?;
     let mut files = Vec::new();
     for name in index.files() {
         let missing = || IndexFault::MissingFile {
@@ -242,18 +247,18 @@ fn check_sizes(files: &[SourceFile]) -> Result<(), CheckpointError> {
 /// Reads the header of every file. All tensors of a file count, also those that the index does not
 /// name, because engines load whole files.
 fn read_headers(
-    files: &[SourceFile],
+    files: &mut [SourceFile],
     index_file: Option<&SourceFile>,
 ) -> Result<BTreeMap<String, StoredTensor>, CheckpointError> {
     let mut tensors = BTreeMap::<String, StoredTensor>::new();
-    for (number, file) in files.iter().enumerate() {
-        for (tensor, stored) in header::read(file, number)? {
+    for number in 0..files.len() {
+        for (tensor, stored) in header::read(&mut files[number], number)? {
             match tensors.entry(tensor) {
                 Entry::Vacant(entry) => _ = entry.insert(stored),
                 Entry::Occupied(other) => {
                     let fault = IndexFault::StoredTwice {
                         first: files[other.get().file].name.clone(),
-                        second: file.name.clone(),
+                        second: files[number].name.clone(),
                         tensor: other.remove_entry().0,
                     };
                     let index_file =

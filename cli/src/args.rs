@@ -5,7 +5,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Duration;
-use weightd_checkpoint::{FloatDtype, Layout};
+use weightd_checkpoint::{FloatDtype, Layout, digest_from_hex};
 use weightd_core::plan::experts::ExpertPlacement;
 
 /// Keeps LLM weights on the device while engines restart.
@@ -55,6 +55,8 @@ pub enum Command {
     Stop(StopArgs),
     /// Print which ranks this node serves and, of a model, what each would hold.
     Plan(PlanArgs),
+    /// Print the digest of a checkpoint's bytes, by which it is known wherever it lies.
+    Digest(DigestArgs),
     /// The search for CUDA devices.
     #[command(hide = true)]
     Devices(DevicesArgs),
@@ -254,6 +256,10 @@ pub struct WeightsArgs {
     pub speculative_config: Option<String>,
 }
 
+fn digest(text: &str) -> Result<[u8; 32], &'static str> {
+    digest_from_hex(text).ok_or("expected the 64 hex digits that `weightd digest` prints")
+}
+
 fn json_object(text: &str) -> Result<Value, String> {
     match serde_json::from_str(text) {
         Ok(value @ Value::Object(_)) => Ok(value),
@@ -369,6 +375,11 @@ pub struct AttachArgs {
     #[arg(long)]
     pub verify: bool,
 
+    /// The digest of the checkpoint, as `weightd digest` prints it, which you vouch for: nothing is read to find
+    /// it out. Weights with this digest are mapped, whatever the files hold.
+    #[arg(long, value_name = "HEX", value_parser = digest)]
+    pub checkpoint_digest: Option<[u8; 32]>,
+
     /// Write each rank as DIR/dp{D}_pp{P}_tp{T}.safetensors.
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
@@ -457,6 +468,21 @@ pub struct PlanArgs {
 
     #[command(flatten)]
     pub place: WhereArgs,
+
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DigestArgs {
+    /// The directory of the checkpoint.
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+
+    /// Read every byte, also where the digest of these files was computed before.
+    #[arg(long)]
+    pub recompute: bool,
 
     /// Print JSON.
     #[arg(long)]

@@ -5,8 +5,9 @@ use crate::devices::Finder;
 use crate::error::CliError;
 use crate::models::{Model, models};
 use crate::node::{self, LocalRank};
-use rustix::process::setsid;
+use rustix::process::{setpriority_process, setsid};
 use std::io;
+use std::num::NonZero;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,14 +15,17 @@ use std::thread;
 use std::time::Duration;
 use tracing::debug;
 use weightd_blocking::channel::Channel;
+use weightd_blocking::digest;
 use weightd_checkpoint::{Checkpoint, LoadOptions, Loaded, LoadedRank, NodePlan, Progress, load};
 use weightd_core::content::Key;
 use weightd_core::machine::HandoverEvent;
 use weightd_core::wire::message::{self, ContentInfo, DaemonId, Digest, Expects, Publish};
-use weightd_gpu::{Device, LaneMemory, MemoryError, Opened, check_free};
+use weightd_gpu::{Device, LaneMemory, Opened};
 
 /// How often the launcher is told how far the loading is, and asked whether it is still there.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
+/// The priority of what may wait for everything else.
+const NICEST: i32 = 19;
 
 pub fn run(args: &LoaderArgs) -> Result<ExitCode, CliError> {
     // Its own session: Ctrl-C and hang-up reach the launcher, which ends everything in order. It
@@ -52,16 +56,16 @@ fn load_and_publish(args: &LoaderArgs, channel: &mut Channel) -> Result<(), CliE
     if let Some(files) = &args.digest_only {
         return digest_alone(args, files, channel);
     }
-    let mut steady = Vec::new();
+    let mut without_digest = Vec::new();
     for model in chosen(args)? {
         let checkpoint = model.open()?;
-        if load_model(&model, &checkpoint, channel)? {
-            steady.push((model, checkpoint));
+        if !load_model(&model, &checkpoint, channel)? {
+            without_digest.push((model, checkpoint));
         }
     }
     // Engines whose files are other ones than these are compared by digest; serving does not wait.
-    for (model, checkpoint) in steady {
-        let digest = digest(&checkpoint, channel)?;
+    for (model, checkpoint) in without_digest {
+        let digest = digest_beside(&checkpoint, channel)?;
         for (daemon, _) in model.members {
             channel.machine_mut().digest(Digest { daemon, digest });
         }
@@ -69,28 +73,15 @@ fn load_and_publish(args: &LoaderArgs, channel: &mut Channel) -> Result<(), CliE
     check(channel.settle().map_err(CliError::failure)?)
 }
 
-/// Loads a model for its members and hands it over; false where that took its digest along.
+/// Loads a model for its members and hands it over; false where its digest is yet to be computed.
 fn load_model(model: &Model, checkpoint: &Checkpoint, channel: &mut Channel) -> Result<bool, CliError> {
     let plan = model.plan(&model.sharding(checkpoint)?)?;
     let mut identity = checkpoint.identity();
-    // Where a file may change and its times not say so, the bytes must: the same before and after.
-    let steady = identity.files.is_some();
-    let before = if steady {
-        None
-    } else {
-        check_devices(&plan, &model.members, channel)?;
-        Some(digest(checkpoint, channel)?)
-    };
-    let loaded = load_reporting(checkpoint, &plan, &model.members, channel)?;
-    if before.is_some() {
-        identity.digest = Some(digest(checkpoint, channel)?);
-        if identity.digest != before {
-            return Err(CliError::Failure(format!(
-                "{} changed while it was loaded: leave it alone, and preload again",
-                model.path.display()
-            )));
-        }
-    }
+    identity.digest = digest::known(&identity);
+    // Where a file may change and its times not say so, the bytes that are loaded must.
+    let as_loaded = identity.files.is_none();
+    let loaded = load_reporting(checkpoint, &plan, &model.members, as_loaded, channel)?;
+    identity.digest = loaded.digest.or(identity.digest);
     // The launcher says it, with whatever else it says.
     for told in told(model, &loaded) {
         channel.machine_mut().loaded(told);
@@ -98,28 +89,25 @@ fn load_model(model: &Model, checkpoint: &Checkpoint, channel: &mut Channel) -> 
     for ((daemon, rank), loaded) in model.members.iter().zip(loaded.ranks) {
         publish(channel, *daemon, model.key(checkpoint, &identity, rank)?, loaded)?;
     }
-    Ok(steady)
+    Ok(identity.digest.is_some())
 }
 
-/// Whether the devices have room, before anything is read. (A load asks for its memory first anyway.)
-fn check_devices(
-    plan: &NodePlan,
-    members: &[(DaemonId, LocalRank)],
-    channel: &mut Channel,
-) -> Result<(), CliError> {
-    let regions = || {
-        let ranks = members.iter().zip(plan.ranks());
-        ranks.map(|((_, rank), plan)| (rank.device, plan.region_bytes))
+/// The digest, computed beside whatever else this machine does: engines run by now.
+fn digest_beside(checkpoint: &Checkpoint, channel: &mut Channel) -> Result<[u8; 32], CliError> {
+    // Threads that are started from here on are as nice.
+    if let Err(error) = setpriority_process(None, NICEST) {
+        debug!("cannot lower the priority of the digest: {error}");
+    }
+    let all = LoadOptions::default();
+    let half = NonZero::new(all.workers.get() / 2).unwrap_or(NonZero::<usize>::MIN);
+    let options = LoadOptions {
+        workers: half,
+        cold_workers: half,
+        ..all
     };
-    let check = || {
-        let opened: Result<Vec<Opened>, MemoryError> = regions().map(|(device, _)| device.open()).collect();
-        opened.and_then(|_opened| check_free(regions()))
-    };
-    while_led(channel, |_| {}, check)?.map_err(CliError::failure)
-}
-
-fn digest(checkpoint: &Checkpoint, channel: &mut Channel) -> Result<[u8; 32], CliError> {
-    while_led(channel, |_| {}, || checkpoint.digest(None))?.map_err(CliError::failure)
+    let work = || digest::digest(checkpoint, &options, &Progress::default());
+    let digested = while_led(channel, |_| {}, work)?.map_err(CliError::failure)?;
+    Ok(digested.digest)
 }
 
 /// Makes up for a digest that an earlier loader did not come to hand over.
@@ -139,7 +127,7 @@ fn digest_alone(args: &LoaderArgs, files: &str, channel: &mut Channel) -> Result
             model.path.display()
         )));
     }
-    let digest = digest(&checkpoint, channel)?;
+    let digest = digest_beside(&checkpoint, channel)?;
     for &daemon in &args.daemons {
         channel.machine_mut().digest(Digest { daemon, digest });
     }
@@ -166,6 +154,7 @@ fn load_reporting(
     checkpoint: &Checkpoint,
     plan: &NodePlan,
     members: &[(DaemonId, LocalRank)],
+    digest: bool,
     channel: &mut Channel,
 ) -> Result<Loaded, CliError> {
     let devices: Vec<_> = members.iter().map(|(_, rank)| rank.device).collect();
@@ -176,7 +165,10 @@ fn load_reporting(
             channel.machine_mut().progress(progress);
         }
     };
-    let options = LoadOptions::of(devices[0].kind());
+    let options = LoadOptions {
+        digest,
+        ..LoadOptions::of(devices[0].kind())
+    };
     let work = || {
         let (_opened, memory) = ready(&devices, &options)?;
         load(checkpoint, plan, &devices, &options, Some(memory), &progress).map_err(CliError::failure)

@@ -3,6 +3,7 @@
 mod args;
 mod attach;
 mod devices;
+mod digest;
 mod error;
 mod health;
 mod loader;
@@ -58,6 +59,7 @@ fn run() -> Result<ExitCode, CliError> {
         Command::Release(args) => release::run(&args),
         Command::Stop(args) => stop::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Digest(args) => digest::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Server(args) => server::run(&args),
         Command::Loader(args) => loader::run(&args),

@@ -1,11 +1,12 @@
 //! What ties one rank of an engine to its daemon.
 
+use crate::digest;
 use crate::endpoint::Endpoint;
 use crate::options::{LoaderOptions, OptionsError};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use thiserror::Error;
-use weightd_checkpoint::{Checkpoint, CheckpointError, KeyOptions, Rank};
+use weightd_checkpoint::{Checkpoint, CheckpointError, KeyOptions, LoadOptions, Progress, Rank};
 use weightd_core::content::{Key, Role};
 use weightd_core::machine::AttachOptions;
 use weightd_gpu::{Device, Opened};
@@ -84,6 +85,8 @@ pub struct Binding {
     digest: Arc<Digest>,
     /// Computed at most once.
     known: Arc<OnceLock<[u8; 32]>>,
+    /// What the operator says that it is.
+    stated: Option<[u8; 32]>,
     /// Keeps the device ready, where it is known.
     _opened: Option<Arc<Opened>>,
 }
@@ -122,10 +125,14 @@ impl Binding {
         };
         let checkpoint = Arc::clone(&rank.checkpoint);
         let digest = move || {
-            tracing::info!("computing the checkpoint's digest, which tells it from others wherever it lies");
-            checkpoint.digest(None).map_err(|error| error.to_string())
+            let (how, progress) = (LoadOptions::default(), Progress::default());
+            let digested = digest::digest(&checkpoint, &how, &progress);
+            digested
+                .map(|known| known.digest)
+                .map_err(|error| error.to_string())
         };
         let mut binding = Binding::with(endpoint, attach, key, digest);
+        binding.stated = options.stated_digest()?;
         binding._opened = Some(Arc::new(opened));
         Ok(binding)
     }
@@ -144,6 +151,7 @@ impl Binding {
             key,
             digest: Arc::new(digest),
             known: Arc::default(),
+            stated: None,
             _opened: None,
         }
     }
@@ -152,6 +160,14 @@ impl Binding {
     pub fn key(&self) -> Key {
         let mut key = self.key.clone();
         key.checkpoint.digest = key.checkpoint.digest.or(self.known.get().copied());
+        key
+    }
+
+    /// The key of the weights that are wanted: that of the engine's own files, unless an operator says
+    /// which digest they must have.
+    pub(crate) fn wanted(&self) -> Key {
+        let mut key = self.key();
+        key.checkpoint.digest = self.stated.or(key.checkpoint.digest);
         key
     }
 

@@ -64,6 +64,7 @@ pub mod channel;
 mod clock;
 mod contents;
 mod dial;
+pub mod digest;
 pub mod driver;
 mod endpoint;
 pub mod engine;

@@ -98,7 +98,7 @@ impl Loading {
     }
 
     fn with(binding: &Binding, options: AttachOptions) -> io::Result<Loading> {
-        let dial = Dial::new(&binding.endpoint, |_| Attach::new(options, binding.key()))?;
+        let dial = Dial::new(&binding.endpoint, |_| Attach::new(options, binding.wanted()))?;
         Ok(Loading {
             binding: binding.clone(),
             dial,

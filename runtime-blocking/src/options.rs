@@ -3,6 +3,7 @@
 use serde::{Deserialize, Deserializer};
 use std::path::PathBuf;
 use thiserror::Error;
+use weightd_checkpoint::digest_from_hex;
 use weightd_core::content::Role;
 use weightd_core::machine::Mode;
 use weightd_core::time::Span;
@@ -40,6 +41,10 @@ pub struct LoaderOptions {
     pub state_timeout_s: f64,
     /// Whether this is the draft of speculative decoding.
     pub is_draft: bool,
+    /// The digest of the checkpoint, as `weightd digest` prints it, where an operator vouches for it: an image
+    /// that ships both need not read the weights to attach. Weights with this digest are mapped, whatever the
+    /// engine's own files hold. Absent computes it where that is needed. A publisher always computes it.
+    pub checkpoint_digest: Option<String>,
 }
 
 /// Why options are none.
@@ -65,6 +70,7 @@ impl Default for LoaderOptions {
             connect_timeout_s: 5.0,
             state_timeout_s: 300.0,
             is_draft: false,
+            checkpoint_digest: None,
         }
     }
 }
@@ -118,7 +124,16 @@ impl LoaderOptions {
             let why = "connect_timeout_s leaves no time for any answer: give 0.001 or more";
             return Err(OptionsError::Value(why.to_owned()));
         }
-        self.state_timeout().map(drop)
+        self.state_timeout()?;
+        self.stated_digest().map(drop)
+    }
+
+    pub(crate) fn stated_digest(&self) -> Result<Option<[u8; 32]>, OptionsError> {
+        let parse = |text: &String| {
+            let why = || "checkpoint_digest is none: give the 64 hex digits that `weightd digest` prints";
+            digest_from_hex(text).ok_or_else(|| OptionsError::Value(why().to_owned()))
+        };
+        self.checkpoint_digest.as_ref().map(parse).transpose()
     }
 
     pub(crate) fn connect_timeout(&self) -> Result<Span, OptionsError> {
@@ -179,6 +194,7 @@ mod tests {
             (r#"{"socket_path": "/run/\u0000x"}"#, "socket_path"),
             (r#"{"state_timeout_s": 1e999}"#, "number out of range"),
             (r#"{"fallback": "yes"}"#, "yes"),
+            (r#"{"checkpoint_digest": "abc"}"#, "checkpoint_digest"),
             ("[]", "JSON object"),
             ("", "JSON object"),
             ("{", "EOF"),

@@ -29,7 +29,7 @@ pub fn key() -> Key {
     let checkpoint = Checkpoint::open(&checkpoint("qwen3")).expect("the checkpoint in data/");
     let rank = Rank { dp: 0, pp: 0, tp: 0 };
     let digest = checkpoint
-        .digest(None)
+        .digest(&Default::default(), &Default::default())
         .expect("the digest of the checkpoint in data/");
     // With the digest both sides agree also where the files are too young to be known by their times.
     let identity = CheckpointId {

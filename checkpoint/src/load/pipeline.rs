@@ -3,24 +3,28 @@
 use super::path::Counters;
 use super::reader::Reader;
 use super::{LoadError, LoadOptions, PathTaken, Progress};
+use crate::digest::Hashes;
 use crate::{CheckpointError, SourceFile};
 use std::io;
+use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
-use weightd_core::plan::read::{Chunk, Chunks, Copy, ReadPlan};
+use weightd_core::plan::read::{Block, Copy, ReadPlan};
 use weightd_gpu::{Device, Lane, LaneMemory, MemoryError, Region, Rows};
 
 /// What the workers share.
-pub(super) struct Pipeline<'a> {
+pub(crate) struct Pipeline<'a> {
     pub files: &'a [SourceFile],
     pub read: &'a ReadPlan,
     pub devices: &'a [Device],
     pub regions: &'a [Region],
     pub progress: &'a Progress,
+    /// Where every byte of the files is to be looked at.
+    pub hashes: Option<&'a Hashes<'a>>,
 }
 
 /// Why a worker stopped.
-pub(super) enum Failure {
+pub(crate) enum Failure {
     Read(CheckpointError),
     /// By local rank.
     Write(u32, MemoryError),
@@ -50,16 +54,28 @@ impl Pipeline<'_> {
             written.map_err(|error| Failure::Write(fill.rank, error))?;
             self.progress.written[fill.rank as usize].fetch_add(fill.bytes, Relaxed);
         }
+        let options = LoadOptions {
+            digest: self.hashes.is_some(),
+            ..*options
+        };
         let chunk_bytes = options.chunk();
-        let chunks = Mutex::new(self.read.chunks(chunk_bytes, options.gap_bytes));
+        let reads = Mutex::new(self.reads(&options));
         let readers = self.files.iter().map(|file| Reader::open(file, options.shared));
         let readers: Vec<Reader<'_>> = readers.collect();
         let workers = match 2 * readers.iter().filter(|reader| reader.is_cold()).count() > readers.len() {
             true => options.workers.max(options.cold_workers),
             false => options.workers,
         };
+        // None is started for nothing.
+        let most = NonZero::new(
+            self.files
+                .iter()
+                .map(|file| file.bytes / chunk_bytes + 1)
+                .sum::<u64>() as usize,
+        );
+        let workers = most.map_or(workers, |most| workers.min(most));
         let slack = readers.iter().map(Reader::slack).max().unwrap_or(0);
-        let buffer = (chunk_bytes + slack) as usize;
+        let buffer = (chunk_bytes + self.read.largest_element() + slack) as usize;
         let lanes = Lane::open(self.devices, workers.get(), buffer, memory);
         let taken = Counters::default();
         let stop = AtomicBool::new(false);
@@ -67,7 +83,7 @@ impl Pipeline<'_> {
             let mut workers = Vec::new();
             let mut result = Ok(());
             for (number, lane) in lanes.map_err(Failure::Lanes)?.into_iter().enumerate() {
-                let (chunks, stop) = (&chunks, &stop);
+                let (reads, stop) = (&reads, &stop);
                 let mut worker = Worker {
                     pipeline: self,
                     readers: &readers,
@@ -77,7 +93,7 @@ impl Pipeline<'_> {
                     cast: Vec::new(),
                 };
                 let work = move || {
-                    let result = worker.work(chunks, stop);
+                    let result = worker.work(reads, stop);
                     stop.fetch_or(result.is_err(), Relaxed);
                     result
                 };
@@ -101,7 +117,22 @@ impl Pipeline<'_> {
         })?;
         Ok(taken.sum())
     }
+
+    /// What is read: what some rank needs, or all there is.
+    fn reads(&self, options: &LoadOptions) -> Reads<'_> {
+        if options.digest {
+            return Box::new(self.read.blocks(options.chunk()));
+        }
+        let chunks = self.read.chunks(options.chunk(), options.gap_bytes);
+        Box::new(chunks.map(|chunk| Block {
+            range: chunk.offset..chunk.offset + chunk.bytes,
+            chunk,
+        }))
+    }
 }
+
+/// In file order.
+type Reads<'a> = Box<dyn Iterator<Item = Block> + Send + 'a>;
 
 /// One thread's way from files to regions.
 struct Worker<'a> {
@@ -118,13 +149,13 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    fn work(&mut self, chunks: &Mutex<Chunks<'_>>, stop: &AtomicBool) -> Result<(), Failure> {
+    fn work(&mut self, reads: &Mutex<Reads<'_>>, stop: &AtomicBool) -> Result<(), Failure> {
         let Pipeline { read, progress, .. } = self.pipeline;
         while !stop.load(Relaxed) {
-            let chunk = chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some(chunk) = chunk else { break };
-            self.read(&chunk)?;
-            for copy in read.copies(&chunk) {
+            let block = reads.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(block) = block else { break };
+            self.read(&block)?;
+            for copy in read.copies(&block.chunk) {
                 let bytes = self
                     .write(&copy)
                     .map_err(|error| Failure::Write(copy.rank, error))?;
@@ -134,17 +165,24 @@ impl Worker<'_> {
         self.lane.finish().map_err(Failure::Lanes)
     }
 
-    fn read(&mut self, chunk: &Chunk) -> Result<(), Failure> {
+    fn read(&mut self, block: &Block) -> Result<(), Failure> {
         let buffer = self.lane.next_buffer().map_err(Failure::Lanes)?;
-        // No chunk is larger than the plan was asked for, and the buffer holds as much and the slack.
-        let range = chunk.offset..chunk.offset + chunk.bytes;
-        let (at, taken) = self.readers[chunk.file as usize]
+        // No block is larger than the plan was asked for, and the buffer holds as much, an element of the
+        // block before it and the slack.
+        let range = block.read();
+        let bytes = (range.end - range.start) as usize;
+        let (at, taken) = self.readers[block.chunk.file as usize]
             .read(range, buffer)
             .map_err(Failure::Read)?;
         self.at = at;
         self.taken.add(taken);
-        self.pipeline.progress.read.fetch_add(chunk.bytes, Relaxed);
-        Ok(())
+        self.pipeline
+            .progress
+            .add_read(block.range.end - block.range.start);
+        match self.pipeline.hashes {
+            None => Ok(()),
+            Some(hashes) => hashes.add(block, &buffer[at..at + bytes]).map_err(Failure::Read),
+        }
     }
 
     /// Gives a rank its part of the chunk, and says how many bytes that are.

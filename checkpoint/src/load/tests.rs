@@ -11,6 +11,7 @@ const OPTIONS: LoadOptions = LoadOptions {
     chunk_bytes: 4 << 10,
     gap_bytes: 0,
     shared: false,
+    digest: false,
 };
 
 fn run(checkpoint: &Checkpoint, plan: &ReadPlan, regions: &[Region]) -> Result<Progress, LoadError> {
@@ -21,6 +22,7 @@ fn run(checkpoint: &Checkpoint, plan: &ReadPlan, regions: &[Region]) -> Result<P
         devices: &[],
         regions,
         progress: &progress,
+        hashes: None,
     };
     pipeline
         .run(&OPTIONS, None)

@@ -1,6 +1,7 @@
 //! Files that change under the reader.
 
 use super::*;
+use weightd_checkpoint::LoadError;
 
 #[test]
 fn a_file_that_changes_after_it_was_opened() {
@@ -19,10 +20,11 @@ fn a_file_that_changes_after_it_was_opened() {
             let checkpoint = Checkpoint::open(dir.path()).unwrap();
             checkpoint.unchanged().unwrap();
             change(&File::options().write(true).open(dir.path().join(name)).unwrap());
-            for error in [
-                checkpoint.unchanged().unwrap_err(),
-                checkpoint.digest(None).unwrap_err(),
-            ] {
+            let read = checkpoint.digest(&Default::default(), &Default::default());
+            let LoadError::Checkpoint(read) = read.unwrap_err() else {
+                panic!("not the file's fault")
+            };
+            for error in [checkpoint.unchanged().unwrap_err(), read] {
                 check_message(&error, &[name, "changed while it was read", expected]);
                 assert_is!(error, CheckpointError::Changed { .. });
             }
@@ -34,11 +36,15 @@ fn a_file_that_changes_after_it_was_opened() {
 fn a_file_that_another_replaces_stays_readable() {
     let dir = linked("qwen3");
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
-    let digest = checkpoint.digest(None).unwrap();
+    let digest = checkpoint
+        .digest(&Default::default(), &Default::default())
+        .unwrap();
     replace(&dir, "model.safetensors", "another");
     checkpoint.unchanged().unwrap();
     assert_eq!(
-        checkpoint.digest(None).unwrap(),
+        checkpoint
+            .digest(&Default::default(), &Default::default())
+            .unwrap(),
         digest,
         "the open file is read, whatever its name means now"
     );

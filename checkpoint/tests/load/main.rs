@@ -354,15 +354,19 @@ proptest! {
 
     #[test]
     fn options_change_nothing_that_is_loaded(
-        workers in 1usize..5, chunk_bytes in 0u64..20_000, gap_bytes in 0u64..3000, tp in prop::sample::select(vec![1u32, 2, 4]),
+        digest in any::<bool>(), workers in 1usize..5, chunk_bytes in 0u64..20_000, gap_bytes in 0u64..3000, tp in prop::sample::select(vec![1u32, 2, 4]),
     ) {
         let made = SMALL.make();
     let checkpoint = made.open();
         let options = LoadOptions {
             workers: NonZero::new(workers).unwrap(), cold_workers: NonZero::<usize>::MIN, chunk_bytes, gap_bytes, shared: false,
+            digest,
         };
         let loaded = try_load(&checkpoint, &tensor_parallel(tp), &options).unwrap();
-        prop_assert_eq!(loaded.stats.bytes_read, stored_bytes(&checkpoint));
+        let all = checkpoint.files().iter().map(|file| file.bytes).sum();
+        prop_assert_eq!(loaded.stats.bytes_read, if digest { all } else { stored_bytes(&checkpoint) });
+        let expected = digest.then(|| checkpoint.digest(&options, &Progress::default()).unwrap());
+        prop_assert_eq!(loaded.digest, expected);
         for (placement, weights) in map(loaded) {
             weightd_checkpoint::verify(&checkpoint, &tensor_parallel(tp), Rank::of(&placement), &weights).unwrap();
         }

@@ -16,8 +16,8 @@ use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use weightd_blocking::{Binding, Endpoint, Loaded, Loader};
-use weightd_checkpoint::{Checkpoint, Rank};
+use weightd_blocking::{Binding, Endpoint, Loaded, Loader, digest};
+use weightd_checkpoint::{Checkpoint, LoadOptions, Progress, Rank};
 use weightd_core::content::{Key, Role};
 use weightd_core::machine::AttachOptions;
 use weightd_core::time::Span;
@@ -36,7 +36,8 @@ pub fn run(args: &AttachArgs) -> Result<ExitCode, CliError> {
     let ranks: Vec<_> = model.members.iter().map(|(_, rank)| *rank).collect();
     let checkpoint = Arc::new(model.open()?);
     let dir = wait_for_dir(args)?;
-    let identity = checkpoint.identity();
+    let mut identity = checkpoint.identity();
+    identity.digest = args.checkpoint_digest;
     let digest = Arc::new(Digest {
         checkpoint: Arc::clone(&checkpoint),
         known: OnceLock::new(),
@@ -181,9 +182,12 @@ impl Digest {
             return Ok(*digest);
         }
         tracing::info!(
-            "whether these are the files that the daemon loaded cannot be told by their times: comparing digests"
+            "whether these are the files that the daemon loaded cannot be told by their times: comparing digests \
+             (--checkpoint-digest states one)"
         );
-        let digest = self.checkpoint.digest(None).map_err(|error| error.to_string())?;
+        let (how, progress) = (LoadOptions::default(), Progress::default());
+        let digested = digest::digest(&self.checkpoint, &how, &progress);
+        let digest = digested.map_err(|error| error.to_string())?.digest;
         Ok(*self.known.get_or_init(|| digest))
     }
 }

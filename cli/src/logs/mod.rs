@@ -93,8 +93,8 @@ pub fn format_arguments() -> [&'static str; 2] {
     ["--log-format", if json { "json" } else { "text" }]
 }
 
-/// Shows how far the loading of a daemon is; false where there is no terminal for a person to see it.
-pub fn show_progress(name: &DaemonName, done: u64, total: u64) -> bool {
+/// Shows how far something is, in bytes; false where there is no terminal for a person to see it.
+pub fn show_progress(name: &impl fmt::Display, done: u64, total: u64) -> bool {
     let Some(logs) = LOGS.get() else { return false };
     if logs.format != LogFormat::Text || !io::stderr().is_terminal() {
         return false;

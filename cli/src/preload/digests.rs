@@ -7,7 +7,8 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 use tracing::info;
-use weightd_checkpoint::Checkpoint;
+use weightd_blocking::digest;
+use weightd_checkpoint::{Checkpoint, LoadOptions, Progress};
 use weightd_core::wire::message::DaemonInfo;
 
 /// How often a signal is looked for meanwhile.
@@ -50,16 +51,17 @@ impl<'a> Digests<'a> {
         self.checkpoints.is_empty()
     }
 
-    /// Computes them, which reads every byte, and adds them to the keys of the daemons. A signal ends that.
+    /// Computes those that are not remembered, which reads every byte, and adds them to the keys of the daemons. A signal ends that.
     pub fn add_to(&mut self, wanted: &mut [DaemonInfo]) -> Result<(), Halt> {
         let checkpoints = std::mem::take(&mut self.checkpoints);
         for (model, checkpoint) in self.models.iter().zip(checkpoints) {
             info!(
-                "reading {} for its digest: whether it is what is served already cannot be told by its files",
+                "taking the digest of {}: whether it is what is served already cannot be told by its files",
                 model.path.display()
             );
             let (send, digest) = channel();
-            let work = move || send.send(checkpoint.digest(None));
+            let how = (LoadOptions::default(), Progress::default());
+            let work = move || send.send(digest::digest(&checkpoint, &how.0, &how.1));
             // Not waited for where a signal comes: it ends with the process.
             thread::Builder::new()
                 .name("digest".to_owned())
@@ -67,7 +69,7 @@ impl<'a> Digests<'a> {
                 .map_err(CliError::failure)?;
             let digest = loop {
                 match digest.recv_timeout(LOOK_EVERY) {
-                    Ok(digest) => break digest.map_err(|error| model.failure(error))?,
+                    Ok(digested) => break digested.map_err(|error| model.failure(error))?.digest,
                     Err(RecvTimeoutError::Timeout) if self.signals.take() > 0 => return Err(Halt::Signal),
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => {

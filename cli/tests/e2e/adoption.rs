@@ -229,7 +229,7 @@ fn the_same_weights_in_other_files_are_known_by_their_digest() {
     let before = served(&site);
     let copy = copy_of(&model, &site.path().join("copy"));
     let launcher = adopts(&site, &copy, 1);
-    launcher.says("for its digest");
+    launcher.says("taking the digest of");
     assert_eq!(served(&site), before);
     site.attach_verified(&copy, 1);
 }

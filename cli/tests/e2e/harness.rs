@@ -70,6 +70,7 @@ impl Site {
             .args(args)
             .args(["--device", self.device])
             .env("WEIGHTD_SOCKET_DIR", self.dir())
+            .env("XDG_CACHE_HOME", self.temp.path().join("cache"))
             .env_remove("WEIGHTD_LOG")
             .stdin(Stdio::null());
         command

@@ -177,7 +177,9 @@ fn published_by_us(
     };
     let mut channel = Channel::new(channel).unwrap();
     let checkpoint = Checkpoint::open(model).unwrap();
-    let digest = checkpoint.digest(None).unwrap();
+    let digest = checkpoint
+        .digest(&Default::default(), &Default::default())
+        .unwrap();
     for daemon in 0..2 {
         let world = Parallel {
             tensor: 1,

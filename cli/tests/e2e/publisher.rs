@@ -42,7 +42,11 @@ pub fn of_model(site: &Site, model: &Path, tp: u32) -> Vec<Publication> {
     let checkpoint = Checkpoint::open(model).unwrap();
     let options = KeyOptions::new(ShardingOptions::new(parallel));
     let mut identity = checkpoint.identity();
-    identity.digest = Some(checkpoint.digest(None).unwrap());
+    identity.digest = Some(
+        checkpoint
+            .digest(&Default::default(), &Default::default())
+            .unwrap(),
+    );
     let placed: Vec<_> = place(&parallel, &node)
         .unwrap()
         .into_iter()

@@ -204,7 +204,7 @@ fn probes_tell_what_is_cached_and_leave_the_cache_as_it_was() {
         return;
     };
     let all = 0..BYTES as u64;
-    source.read_at(0, BYTES as u64).unwrap();
+    source.read_exact_at(&mut vec![0; BYTES], 0).unwrap();
     assert!(probed.cached(&source, all.clone()));
     evict(&source);
     let Some(before) = weightd_gpu::resident(&source.file, 0, 0) else {

@@ -9,6 +9,7 @@
 //! whoever executes the plan reads it once and gives it to every rank that wants it
 //! ([`ReadPlan::copies`]).
 
+mod blocks;
 mod check;
 mod chunks;
 mod rect;
@@ -16,6 +17,7 @@ mod rect;
 mod tests;
 
 use super::cast::Cast;
+pub use blocks::{Block, Blocks};
 pub use check::ReadPlanError;
 pub use chunks::{Chunk, Chunks};
 pub use rect::Rect;
@@ -142,6 +144,21 @@ impl ReadPlan {
     /// A hole of up to `max_gap` bytes that no rank needs is read along, a wider one is left out.
     pub fn chunks(&self, max_bytes: u64, max_gap: u64) -> Chunks<'_> {
         Chunks::new(self, max_bytes, max_gap)
+    }
+
+    /// Every byte of the files, in blocks of `block_bytes` from the start of each, the last one shorter:
+    /// for whoever has to look at all of them, needed or not.
+    pub fn blocks(&self, block_bytes: u64) -> Blocks<'_> {
+        Blocks::new(self, block_bytes)
+    }
+
+    /// The largest element of any source, in bytes.
+    pub fn largest_element(&self) -> u64 {
+        self.sources
+            .iter()
+            .map(|source| source.element)
+            .max()
+            .unwrap_or(1)
     }
 
     /// What to do with the bytes of `chunk`, once it is read: a few copies for each part in it.

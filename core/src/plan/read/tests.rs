@@ -148,9 +148,9 @@ fn reference(plan: &ReadPlan) -> Vec<Vec<u8>> {
     regions
 }
 
-fn execute(plan: &ReadPlan, max_bytes: u64, max_gap: u64) -> Vec<Vec<u8>> {
+fn execute(plan: &ReadPlan, chunks: impl Iterator<Item = Chunk>) -> Vec<Vec<u8>> {
     let (files, mut regions) = (contents(plan), blank(plan));
-    for chunk in plan.chunks(max_bytes, max_gap) {
+    for chunk in chunks {
         let read = &files[chunk.file as usize][chunk.offset as usize..(chunk.offset + chunk.bytes) as usize];
         for copy in plan.copies(&chunk) {
             for row in 0..copy.from.rows {
@@ -187,7 +187,32 @@ fn needed(plan: &ReadPlan) -> Vec<Vec<bool>> {
 proptest! {
     #[test]
     fn executing_the_chunks_gives_what_the_parts_mean(plan in plans(), max_bytes in 1u64..120, max_gap in 0u64..20) {
-        prop_assert_eq!(execute(&plan, max_bytes, max_gap), reference(&plan));
+        prop_assert_eq!(execute(&plan, plan.chunks(max_bytes, max_gap)), reference(&plan));
+    }
+
+    #[test]
+    fn executing_the_blocks_gives_what_the_parts_mean(plan in plans(), bytes in 1u64..120) {
+        let chunks = plan.blocks(bytes).map(|block| block.chunk);
+        prop_assert_eq!(execute(&plan, chunks), reference(&plan));
+    }
+
+    #[test]
+    fn blocks_are_all_bytes_and_read_no_more_than_an_element_twice(plan in plans(), bytes in 1u64..120) {
+        let (mut files, mut left) = (vec![0; plan.files().len()], 0..0);
+        for Block { chunk, range } in plan.blocks(bytes) {
+            let block = Block { chunk, range: range.clone() };
+            let done = &mut files[block.chunk.file as usize];
+            prop_assert_eq!(range.start, *done, "without gaps, from the start");
+            prop_assert!(range.end - range.start == bytes || range.end == plan.files()[block.chunk.file as usize]);
+            *done = range.end;
+            if range.start > 0 {
+                prop_assert_eq!(block.before(), left, "what the last block left over");
+            }
+            prop_assert!(block.read().end == range.end && block.read().start == block.chunk.offset);
+            left = block.after();
+            prop_assert!(left.end - left.start < plan.largest_element());
+        }
+        prop_assert_eq!(files.as_slice(), plan.files());
     }
 
     #[test]
