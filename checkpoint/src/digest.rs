@@ -58,6 +58,7 @@ impl Checkpoint {
             regions: &[],
             progress,
             hashes: Some(&hashes),
+            checksums: &[],
         };
         pipeline
             .run(options, None)

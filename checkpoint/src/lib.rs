@@ -8,6 +8,7 @@
 
 #![deny(missing_docs)]
 
+mod checksum;
 mod config;
 mod digest;
 mod error;
@@ -21,6 +22,7 @@ mod open;
 mod plan;
 mod rules;
 mod save;
+mod scrub;
 mod shard;
 mod verify;
 
@@ -38,6 +40,7 @@ pub use rules::{
     TpPlanError, TpPlanFault, UnknownName,
 };
 pub use save::{SaveError, save};
+pub use scrub::{ScrubError, Scrubbed, scrub};
 pub use shard::{Piece, Shard};
 pub use verify::{Verified, VerifyError, verify};
 

@@ -11,6 +11,7 @@ mod pipeline;
 mod reader;
 mod residency;
 
+use crate::checksum::Checksums;
 use crate::digest::{CHUNK_BYTES, Hashes};
 use crate::{Checkpoint, CheckpointError, NodePlan, RankPlan};
 pub use path::PathTaken;
@@ -20,6 +21,7 @@ use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use weightd_core::content::Manifest;
+use weightd_core::content::manifest::ManifestError;
 use weightd_core::plan::placement::Placement;
 use weightd_core::plan::read::ReadPlan;
 use weightd_gpu::{Device, DeviceKind, Export, LaneMemory, MemoryError, Region};
@@ -42,6 +44,8 @@ pub struct LoadOptions {
     /// Whether the digest is computed from the very bytes that are loaded. Then every byte is read, also
     /// what no rank of this node needs, in chunks of [`CHUNK_BYTES`](crate::CHUNK_BYTES).
     pub digest: bool,
+    /// Whether the manifests get a checksum for each tensor, taken from the bytes that are loaded.
+    pub checksums: bool,
 }
 
 impl Default for LoadOptions {
@@ -75,6 +79,7 @@ impl LoadOptions {
             gap_bytes: 16 << 10,
             shared: false,
             digest: false,
+            checksums: false,
         }
     }
 
@@ -196,6 +201,9 @@ pub enum LoadError {
         /// What they need and what there is.
         source: MemoryError,
     },
+    /// A manifest has no room for checksums.
+    #[error("with checksums: {0}")]
+    Manifest(#[from] ManifestError),
     /// The system gave no thread.
     #[error("cannot start a thread to load with: {source}")]
     Thread {
@@ -229,6 +237,8 @@ pub fn load(
     let (ranks, read) = (plan.ranks(), plan.read());
     let regions = allocate(ranks, devices)?;
     let global_rank = |local: u32| ranks[local as usize].placement.global_rank;
+    let summed = ranks.iter().filter(|_| options.checksums);
+    let checksums: Vec<Checksums> = summed.map(|plan| Checksums::new(&plan.manifest)).collect();
     let hashes = options.digest.then(|| Hashes::new(checkpoint));
     let pipeline = Pipeline {
         files: checkpoint.files(),
@@ -237,19 +247,25 @@ pub fn load(
         regions: &regions,
         progress,
         hashes: hashes.as_ref(),
+        checksums: &checksums,
     };
     let path = pipeline
         .run(options, memory)
         .map_err(|failure| failure.of(global_rank))?;
     checkpoint.unchanged()?;
+    let mut checksums = checksums.into_iter();
     let loaded = |(plan, region): (&RankPlan, Region)| {
         let rank = plan.placement.global_rank;
+        let manifest = match checksums.next() {
+            None => plan.manifest.clone(),
+            Some(sums) => plan.manifest.clone().with_checksums(sums.finish())?,
+        };
         let region = region
             .export()
             .map_err(|source| LoadError::Device { rank, source })?;
         Ok(LoadedRank {
             placement: plan.placement,
-            manifest: plan.manifest.clone(),
+            manifest,
             region,
         })
     };

@@ -111,7 +111,7 @@ impl Rank {
 }
 
 /// The number of a rank's only region, in its manifest.
-const REGION: usize = 0;
+pub(crate) const REGION: usize = 0;
 
 /// What is to be done for the ranks that were planned.
 struct Work {

@@ -49,6 +49,8 @@ pub enum Command {
     Attach(AttachArgs),
     /// List the daemons of a socket directory.
     Status(StatusArgs),
+    /// Prove that resident weights are those that were loaded, by their checksums.
+    Scrub(ScrubArgs),
     /// Ask a daemon to let its weights go.
     Release(ReleaseArgs),
     /// End the launchers and servers of a socket directory.
@@ -289,6 +291,10 @@ pub struct PreloadArgs {
     #[command(flatten)]
     pub model: ModelArgs,
 
+    /// Take a checksum of each tensor while it is loaded, so that `weightd scrub` can prove what is resident.
+    #[arg(long)]
+    pub checksums: bool,
+
     #[command(flatten)]
     pub launcher: LauncherArgs,
 }
@@ -371,9 +377,10 @@ pub struct AttachArgs {
     #[arg(long, requires = "speculative_config")]
     pub draft: bool,
 
-    /// Compare every mapped byte with what the checkpoint holds for this rank.
-    #[arg(long)]
-    pub verify: bool,
+    /// Compare every mapped byte: with what the checkpoint holds for this rank, or, without reading that,
+    /// with the checksums that were taken while it was loaded (`preload --checksums`).
+    #[arg(long, value_name = "WITH", num_args = 0..=1, require_equals = true, default_missing_value = "checkpoint")]
+    pub verify: Option<VerifyArg>,
 
     /// The digest of the checkpoint, as `weightd digest` prints it, which you vouch for: nothing is read to find
     /// it out. Weights with this digest are mapped, whatever the files hold.
@@ -395,6 +402,13 @@ pub struct AttachArgs {
     /// Print JSON, one object for each rank.
     #[arg(long)]
     pub json: bool,
+}
+
+/// What mapped weights are compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum VerifyArg {
+    Checkpoint,
+    Checksums,
 }
 
 /// Which of a node's ranks.
@@ -428,6 +442,20 @@ pub struct StatusArgs {
         value_parser = pause
     )]
     pub watch: Option<Duration>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct ScrubArgs {
+    #[command(flatten)]
+    pub place: WhereArgs,
+
+    /// Only the daemons of the rank with this global number [default: every rank's]
+    #[arg(long, value_name = "N")]
+    pub rank: Option<u32>,
+
+    /// Print JSON, one object for each daemon.
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -513,6 +541,10 @@ pub struct LoaderArgs {
     /// As for `preload`.
     #[arg(long)]
     pub device: DeviceArg,
+
+    /// As for `preload`.
+    #[arg(long)]
+    pub checksums: bool,
 
     /// Load for these daemons alone, by local rank [default: all]
     #[arg(long = "daemon", value_name = "N")]

@@ -59,7 +59,7 @@ fn load_and_publish(args: &LoaderArgs, channel: &mut Channel) -> Result<(), CliE
     let mut without_digest = Vec::new();
     for model in chosen(args)? {
         let checkpoint = model.open()?;
-        if !load_model(&model, &checkpoint, channel)? {
+        if !load_model(&model, &checkpoint, args.checksums, channel)? {
             without_digest.push((model, checkpoint));
         }
     }
@@ -74,13 +74,22 @@ fn load_and_publish(args: &LoaderArgs, channel: &mut Channel) -> Result<(), CliE
 }
 
 /// Loads a model for its members and hands it over; false where its digest is yet to be computed.
-fn load_model(model: &Model, checkpoint: &Checkpoint, channel: &mut Channel) -> Result<bool, CliError> {
+fn load_model(
+    model: &Model,
+    checkpoint: &Checkpoint,
+    checksums: bool,
+    channel: &mut Channel,
+) -> Result<bool, CliError> {
     let plan = model.plan(&model.sharding(checkpoint)?)?;
     let mut identity = checkpoint.identity();
     identity.digest = digest::known(&identity);
     // Where a file may change and its times not say so, the bytes that are loaded must.
-    let as_loaded = identity.files.is_none();
-    let loaded = load_reporting(checkpoint, &plan, &model.members, as_loaded, channel)?;
+    let options = LoadOptions {
+        digest: identity.files.is_none(),
+        checksums,
+        ..LoadOptions::of(model.members[0].1.device.kind())
+    };
+    let loaded = load_reporting(checkpoint, &plan, &model.members, &options, channel)?;
     identity.digest = loaded.digest.or(identity.digest);
     // The launcher says it, with whatever else it says.
     for told in told(model, &loaded) {
@@ -154,7 +163,7 @@ fn load_reporting(
     checkpoint: &Checkpoint,
     plan: &NodePlan,
     members: &[(DaemonId, LocalRank)],
-    digest: bool,
+    options: &LoadOptions,
     channel: &mut Channel,
 ) -> Result<Loaded, CliError> {
     let devices: Vec<_> = members.iter().map(|(_, rank)| rank.device).collect();
@@ -165,13 +174,9 @@ fn load_reporting(
             channel.machine_mut().progress(progress);
         }
     };
-    let options = LoadOptions {
-        digest,
-        ..LoadOptions::of(devices[0].kind())
-    };
     let work = || {
-        let (_opened, memory) = ready(&devices, &options)?;
-        load(checkpoint, plan, &devices, &options, Some(memory), &progress).map_err(CliError::failure)
+        let (_opened, memory) = ready(&devices, options)?;
+        load(checkpoint, plan, &devices, options, Some(memory), &progress).map_err(CliError::failure)
     };
     while_led(channel, tell, work)?
 }

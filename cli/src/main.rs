@@ -16,6 +16,7 @@ mod plan;
 mod preload;
 mod probe;
 mod release;
+mod scrub;
 mod server;
 mod signals;
 mod speculative;
@@ -56,6 +57,7 @@ fn run() -> Result<ExitCode, CliError> {
         Command::Serve(args) => preload::serve::run(&args, &cli.log),
         Command::Attach(args) => attach::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Scrub(args) => scrub::run(&args),
         Command::Release(args) => release::run(&args),
         Command::Stop(args) => stop::run(&args),
         Command::Plan(args) => plan::run(&args),

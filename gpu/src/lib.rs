@@ -25,6 +25,9 @@ mod lane;
 mod mapping;
 mod owned;
 mod region;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod testing;
 mod weights;
 
 pub use device::{Device, DeviceKind, Opened, check_free};

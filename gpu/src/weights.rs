@@ -17,8 +17,10 @@ pub use part::Part;
 pub use runs::Runs;
 pub use view::TensorView;
 
-use crate::Mapping;
+use crate::region::check_bounds;
+use crate::{Mapping, MemoryError};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use weightd_core::content::manifest::Tensor;
 use weightd_core::content::{DeviceUuid, Generation, Manifest};
 
@@ -174,6 +176,36 @@ impl Weights {
     /// The size of all regions, in bytes.
     pub fn bytes(&self) -> u64 {
         self.manifest.regions().iter().map(|region| region.bytes).sum()
+    }
+
+    /// Bytes of a region, whatever tensors they are of: where they lie, or copied from the device to `buffer`.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError::OutOfBounds`], and [`MemoryError::Cuda`] when the device is lost.
+    ///
+    /// # Panics
+    ///
+    /// When the manifest has no such region.
+    pub fn region_bytes<'a>(
+        &'a self,
+        region: usize,
+        range: Range<u64>,
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], MemoryError> {
+        assert!(
+            region < self.manifest.regions().len(),
+            "there is no region {region}"
+        );
+        let memory = &self.memories[region];
+        let count = range.end.saturating_sub(range.start);
+        check_bounds(range.start, count, memory.bytes())?;
+        if let Some(bytes) = memory.host() {
+            return Ok(&bytes[range.start as usize..][..count as usize]);
+        }
+        buffer.resize(count as usize, 0);
+        memory.read(range.start, buffer)?;
+        Ok(buffer)
     }
 
     fn view<'a>(&'a self, tensor: Tensor<'a>) -> TensorView<'a> {

@@ -3,7 +3,9 @@
 use super::path::Counters;
 use super::reader::Reader;
 use super::{LoadError, LoadOptions, PathTaken, Progress};
+use crate::checksum::{Checksums, Rows as Summed};
 use crate::digest::Hashes;
+use crate::plan::REGION;
 use crate::{CheckpointError, SourceFile};
 use std::io;
 use std::num::NonZero;
@@ -21,6 +23,8 @@ pub(crate) struct Pipeline<'a> {
     pub progress: &'a Progress,
     /// Where every byte of the files is to be looked at.
     pub hashes: Option<&'a Hashes<'a>>,
+    /// By local rank, where what is written is to be summed.
+    pub checksums: &'a [Checksums],
 }
 
 /// Why a worker stopped.
@@ -197,11 +201,27 @@ impl Worker<'_> {
             width: width as usize,
             rows: from.rows as usize,
         };
-        match copy.cast {
-            None if from.rows == 1 => {
-                self.lane.write(region, copy.to, start..start + width as usize)?;
+        let sum = |bytes: &[u8], pitch: u64| {
+            if let Some(checksums) = self.pipeline.checksums.get(copy.rank as usize) {
+                let summed = Summed {
+                    at: copy.to,
+                    at_pitch: copy.to_pitch,
+                    bytes,
+                    pitch: pitch as usize,
+                    width: width as usize,
+                    rows: from.rows as usize,
+                };
+                checksums.add(REGION, summed);
             }
-            None => self.lane.write_2d(region, start, rows(from.pitch))?,
+        };
+        match copy.cast {
+            None => {
+                sum(&self.lane.buffer()[start..], from.pitch);
+                match from.rows {
+                    1 => self.lane.write(region, copy.to, start..start + width as usize)?,
+                    _ => self.lane.write_2d(region, start, rows(from.pitch))?,
+                }
+            }
             Some(cast) => {
                 self.cast.resize((width * from.rows) as usize, 0);
                 let read = self.lane.buffer();
@@ -209,6 +229,7 @@ impl Worker<'_> {
                     let at = start + row * from.pitch as usize;
                     cast.apply(&read[at..at + from.width as usize], to);
                 }
+                sum(&self.cast, width);
                 region.write_2d(&self.cast, rows(width))?;
             }
         }

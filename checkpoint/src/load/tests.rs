@@ -12,6 +12,7 @@ const OPTIONS: LoadOptions = LoadOptions {
     gap_bytes: 0,
     shared: false,
     digest: false,
+    checksums: false,
 };
 
 fn run(checkpoint: &Checkpoint, plan: &ReadPlan, regions: &[Region]) -> Result<Progress, LoadError> {
@@ -23,6 +24,7 @@ fn run(checkpoint: &Checkpoint, plan: &ReadPlan, regions: &[Region]) -> Result<P
         regions,
         progress: &progress,
         hashes: None,
+        checksums: &[],
     };
     pipeline
         .run(&OPTIONS, None)

@@ -4,6 +4,7 @@ mod drafts;
 #[path = "../made/mod.rs"]
 mod made;
 mod quantized;
+mod scrub;
 mod verify;
 
 use made::{SMALL, data, tensor_parallel, world};
@@ -354,13 +355,13 @@ proptest! {
 
     #[test]
     fn options_change_nothing_that_is_loaded(
-        digest in any::<bool>(), workers in 1usize..5, chunk_bytes in 0u64..20_000, gap_bytes in 0u64..3000, tp in prop::sample::select(vec![1u32, 2, 4]),
+        digest in any::<bool>(), checksums in any::<bool>(), workers in 1usize..5, chunk_bytes in 0u64..20_000, gap_bytes in 0u64..3000, tp in prop::sample::select(vec![1u32, 2, 4]),
     ) {
         let made = SMALL.make();
     let checkpoint = made.open();
         let options = LoadOptions {
             workers: NonZero::new(workers).unwrap(), cold_workers: NonZero::<usize>::MIN, chunk_bytes, gap_bytes, shared: false,
-            digest,
+            digest, checksums,
         };
         let loaded = try_load(&checkpoint, &tensor_parallel(tp), &options).unwrap();
         let all = checkpoint.files().iter().map(|file| file.bytes).sum();

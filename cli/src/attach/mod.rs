@@ -3,7 +3,7 @@
 mod hold;
 mod report;
 
-use crate::args::AttachArgs;
+use crate::args::{AttachArgs, VerifyArg};
 use crate::devices::Finder;
 use crate::error::CliError;
 use crate::models::{Model, models};
@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use weightd_blocking::{Binding, Endpoint, Loaded, Loader, digest};
-use weightd_checkpoint::{Checkpoint, LoadOptions, Progress, Rank};
+use weightd_checkpoint::{Checkpoint, LoadOptions, Progress, Rank, scrub, verify};
 use weightd_core::content::{Key, Role};
 use weightd_core::machine::AttachOptions;
 use weightd_core::time::Span;
@@ -83,13 +83,17 @@ fn report(
 ) -> Result<Report, CliError> {
     let Mapped { rank, attached, .. } = mapped;
     let mut report = Report::new(rank, attached);
-    if args.verify {
-        let (sharding, coordinates) = (&model.keys.sharding, Rank::of(&rank.placement));
-        let verified = weightd_checkpoint::verify(checkpoint, sharding, coordinates, attached.model());
-        let global_rank = rank.placement.global_rank;
-        report.verified =
-            Some(verified.map_err(|error| CliError::Failure(format!("rank {global_rank}: {error}")))?);
-    }
+    let global_rank = rank.placement.global_rank;
+    let failed = |error: &dyn std::fmt::Display| CliError::Failure(format!("rank {global_rank}: {error}"));
+    report.verified = match args.verify {
+        None => None,
+        Some(VerifyArg::Checkpoint) => {
+            let (sharding, coordinates) = (&model.keys.sharding, Rank::of(&rank.placement));
+            let verified = verify(checkpoint, sharding, coordinates, attached.model());
+            Some(verified.map_err(|error| failed(&error))?.bytes)
+        }
+        Some(VerifyArg::Checksums) => Some(scrub(attached.model()).map_err(|error| failed(&error))?.bytes),
+    };
     if let Some(dir) = &args.save {
         let path = weightd_checkpoint::save(attached.model(), &rank.placement, dir);
         report.saved = Some(path.map_err(CliError::failure)?);

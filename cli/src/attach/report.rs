@@ -3,7 +3,6 @@
 use crate::node::LocalRank;
 use std::path::PathBuf;
 use weightd_blocking::Loaded;
-use weightd_checkpoint::Verified;
 use weightd_gpu::Weights;
 
 pub struct Report {
@@ -14,7 +13,8 @@ pub struct Report {
     generation: String,
     leased: bool,
     microseconds: u64,
-    pub verified: Option<Verified>,
+    /// How many bytes were compared.
+    pub verified: Option<u64>,
     pub saved: Option<PathBuf>,
 }
 
@@ -70,8 +70,8 @@ impl Report {
         if !self.leased {
             line.push_str(", not leased");
         }
-        if let Some(verified) = &self.verified {
-            line.push_str(&format!(", verified {} bytes", verified.bytes));
+        if let Some(bytes) = self.verified {
+            line.push_str(&format!(", verified {bytes} bytes"));
         }
         if let Some(path) = &self.saved {
             line.push_str(&format!(", saved {}", path.display()));

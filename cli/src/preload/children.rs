@@ -51,6 +51,7 @@ pub enum Work {
 pub fn spawn_loader(
     model: &ModelArgs,
     device: DeviceArg,
+    checksums: bool,
     work: &Work,
     channel: OwnedFd,
     log: &str,
@@ -63,6 +64,7 @@ pub fn spawn_loader(
     };
     command
         .args(loader_args(model, device))
+        .args(checksums.then_some("--checksums"))
         .args(daemons.iter().map(|daemon| format!("--daemon={daemon}")))
         .args(files.map(|files| format!("--digest-only={}", files_argument(files))))
         .stdin(Stdio::from(channel))

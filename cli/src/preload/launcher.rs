@@ -423,7 +423,7 @@ impl Launcher {
             }
             VaultEvent::Lost { daemon, generation } => {
                 let then = match self.setup.source {
-                    Source::Checkpoint(_) => {
+                    Source::Checkpoint { .. } => {
                         self.recovery.lost(Instant::now(), daemon);
                         "loading it afresh"
                     }
@@ -496,7 +496,7 @@ impl Launcher {
         let roles: BTreeSet<_> = keys().map(|key| key.role).collect();
         let ranks = keys().filter(|key| key.role == Role::Target).count();
         let state = match self.setup.source {
-            Source::Checkpoint(_) => "READY",
+            Source::Checkpoint { .. } => "READY",
             // With weights or without: whoever publishes can come now, and whoever asks is answered.
             Source::Publishers { .. } => "SERVING",
         };
@@ -517,7 +517,7 @@ impl Launcher {
 
     /// Nothing of what clients publish is loaded.
     fn start_loader(&mut self, work: Work) -> Result<(), CliError> {
-        let Some(model) = self.setup.model() else {
+        let Source::Checkpoint { model, checksums } = &self.setup.source else {
             return Ok(());
         };
         let failed = cannot("start the loader");
@@ -526,6 +526,7 @@ impl Launcher {
         let mut child = spawn_loader(
             model,
             self.setup.told.place.device,
+            *checksums,
             &work,
             theirs,
             &self.setup.log,

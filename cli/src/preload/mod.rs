@@ -84,13 +84,16 @@ pub fn run(args: &PreloadArgs, log: &str) -> Result<ExitCode, CliError> {
         }
     }
     let setup = Setup {
-        source: Source::Checkpoint(Box::new(args.model.clone())),
+        source: Source::Checkpoint {
+            model: Box::new(args.model.clone()),
+            checksums: args.checksums,
+        },
         told,
         dir: dir.path().to_owned(),
         log: log.to_owned(),
     };
     let wanted = daemons::wanted(&setup, members)?;
-    // A loader may have to digest all files before it finds that out.
+    // Said before anything is started.
     let has_room = || weightd_gpu::check_room(regions).map_err(CliError::failure);
     launching::launch(ground, setup, wanted, (&models, opened), has_room, health)
 }

@@ -19,7 +19,11 @@ pub struct Setup {
 #[derive(Clone, Debug)]
 pub enum Source {
     /// A loader reads them.
-    Checkpoint(Box<ModelArgs>),
+    Checkpoint {
+        model: Box<ModelArgs>,
+        /// Whether they get checksums.
+        checksums: bool,
+    },
     /// Clients publish them, for the ranks of this world.
     Publishers {
         parallel: Box<ParallelArgs>,
@@ -31,7 +35,7 @@ impl Setup {
     /// What is loaded, where anything is.
     pub fn model(&self) -> Option<&ModelArgs> {
         match &self.source {
-            Source::Checkpoint(model) => Some(model),
+            Source::Checkpoint { model, .. } => Some(model),
             Source::Publishers { .. } => None,
         }
     }
@@ -39,7 +43,7 @@ impl Setup {
     /// How weights are spread over ranks and nodes.
     pub fn parallel(&self) -> &ParallelArgs {
         match &self.source {
-            Source::Checkpoint(model) => &model.sharding.parallel,
+            Source::Checkpoint { model, .. } => &model.sharding.parallel,
             Source::Publishers { parallel, .. } => parallel,
         }
     }
@@ -47,7 +51,7 @@ impl Setup {
     /// What daemons say of publications: nothing, where they take none.
     pub fn replace(&self) -> Option<Replace> {
         match &self.source {
-            Source::Checkpoint(_) => None,
+            Source::Checkpoint { .. } => None,
             Source::Publishers { replace, .. } => Some(*replace),
         }
     }

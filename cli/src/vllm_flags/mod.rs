@@ -77,7 +77,8 @@ impl Known {
     fn of(command: &clap::Command) -> Known {
         let mut known = BTreeMap::new();
         for arg in command.get_arguments() {
-            let takes_value = arg.get_action().takes_values();
+            // A value that has to be attached never stands alone.
+            let takes_value = arg.get_action().takes_values() && !arg.is_require_equals_set();
             let long = arg.get_long().into_iter();
             for name in long.chain(arg.get_all_aliases().into_iter().flatten()) {
                 known.insert(format!("--{name}"), takes_value);

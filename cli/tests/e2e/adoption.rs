@@ -5,12 +5,11 @@ use crate::engine::*;
 use crate::harness::*;
 use rustix::process::Signal;
 use serde_json::Value;
-use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread::sleep;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use weightd_checkpoint::Checkpoint;
+use std::time::{Duration, SystemTime};
 
 /// What must not change when a server is adopted.
 fn served(site: &Site) -> Vec<[Value; 4]> {
@@ -44,15 +43,6 @@ pub fn assert_loaded_nothing(launcher: &Running) {
     let log = launcher.log();
     assert!(log.contains("adopted") && !log.contains("loaded"), "{log}");
     assert!(launcher.children("loader").is_empty());
-}
-
-/// Waits until a change of the model's files would show in their times; false where the file system
-/// has no such times.
-fn is_steady(model: &Path) -> bool {
-    let changed = fs::metadata(model.join("model.safetensors")).unwrap().ctime();
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-    wait_until("the last change is old", || now() as i64 > changed + 3);
-    Checkpoint::open(model).unwrap().identity().files.is_some()
 }
 
 #[test]

@@ -2,6 +2,9 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use weightd_checkpoint::Checkpoint;
 
 /// A checkpoint that transformers wrote: `llama` or `qwen3`.
 pub fn model(name: &str) -> PathBuf {
@@ -43,4 +46,17 @@ pub fn large_checkpoint(to: &Path, bytes: u64) -> PathBuf {
         .set_len(whole)
         .unwrap();
     to.to_owned()
+}
+
+/// Waits until a change of the model's files would show in their times; false where the file system has no
+/// such times.
+pub fn is_steady(model: &Path) -> bool {
+    let until = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < until {
+        if Checkpoint::open(model).unwrap().identity().files.is_some() {
+            return true;
+        }
+        sleep(Duration::from_millis(100));
+    }
+    false
 }

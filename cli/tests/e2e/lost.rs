@@ -7,10 +7,9 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pid
 use serde_json::Value;
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{SystemTime, UNIX_EPOCH};
 use weightd_blocking::channel::Channel;
 use weightd_blocking::request::request;
 use weightd_checkpoint::{Checkpoint, KeyOptions, Rank, ShardingOptions};
@@ -27,7 +26,7 @@ use weightd_socket::connect::pair;
 use weightd_socket::message::{receive, send};
 
 /// The bytes of every region that a test publishes.
-const BYTES: u64 = 8192;
+pub const BYTES: u64 = 8192;
 
 /// A manifest over one region of host memory.
 fn manifest(bytes: u64, device: DeviceUuid) -> Vec<u8> {
@@ -156,7 +155,7 @@ const REPLICAS: [&str; 2] = ["--data-parallel-size", "2"];
 /// test publishes to the launcher is served, with digests where they are wanted at once. The channel
 /// ends with what is returned. `None` where a
 /// sandbox does not let a process take its child's descriptors: pidfd_getfd(2).
-fn published_by_us(
+pub fn published_by_us(
     site: &Site,
     model: &Path,
     digests: bool,
@@ -216,15 +215,6 @@ fn publish(channel: &mut Channel, daemon: u32, key: Key, content: ContentInfo, d
         content,
     };
     channel.machine_mut().publish(publication, descriptors);
-}
-
-/// Waits until a change of the model's files would show in their times; false where the file system
-/// has no such times.
-fn is_steady(model: &Path) -> bool {
-    let changed = fs::metadata(model.join("model.safetensors")).unwrap().ctime();
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-    wait_until("the last change is old", || now() as i64 > changed + 3);
-    Checkpoint::open(model).unwrap().identity().files.is_some()
 }
 
 /// State and generation of each daemon, by rank.

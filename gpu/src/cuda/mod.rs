@@ -23,5 +23,7 @@ pub(crate) use driver::devices;
 pub use driver::{CudaError, available};
 pub(crate) use lane::{Lane, Staging};
 pub(crate) use range::{Range, read};
+#[cfg(feature = "testing")]
+pub use region::overwrite;
 pub(crate) use region::{Region, import};
 pub use touch::{Place, Touch};

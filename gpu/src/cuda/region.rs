@@ -123,6 +123,45 @@ impl Drop for Region {
 
 /// Maps what a descriptor stands for, read-only. `Ok(None)`: it is memory of another device.
 pub(crate) fn import(fd: OwnedFd, device: DeviceUuid, bytes: u64) -> Result<Option<Range>, CudaError> {
+    import_for(
+        fd,
+        device,
+        bytes,
+        CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
+    )
+}
+
+/// Stores a byte in the memory that a descriptor stands for: what whoever holds one can do. False where it
+/// is memory of another device.
+///
+/// # Errors
+/// What the driver says.
+///
+/// # Panics
+/// When the byte is outside.
+#[cfg(feature = "testing")]
+pub fn overwrite(fd: OwnedFd, device: DeviceUuid, bytes: u64, at: u64, byte: u8) -> Result<bool, CudaError> {
+    assert!(at < bytes, "byte {at} of {bytes}");
+    let access = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    let Some(range) = import_for(fd, device, bytes, access)? else {
+        return Ok(false);
+    };
+    let _entered = range.context().enter()?;
+    // SAFETY: the byte lies in the range, which is mapped for writing.
+    check("cuMemsetD8", unsafe {
+        sys::cuMemsetD8_v2(range.address() + at, byte, 1)
+    })?;
+    // SAFETY: no arguments.
+    check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })?;
+    Ok(true)
+}
+
+fn import_for(
+    fd: OwnedFd,
+    device: DeviceUuid,
+    bytes: u64,
+    access: CUmemAccess_flags,
+) -> Result<Option<Range>, CudaError> {
     let context = Context::of(device)?;
     let _entered = context.enter()?;
     let mut handle = 0;
@@ -146,7 +185,7 @@ pub(crate) fn import(fd: OwnedFd, device: DeviceUuid, bytes: u64) -> Result<Opti
     if found.location != location(allocation.context.ordinal()) {
         return Ok(None);
     }
-    Range::map(&allocation, CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ).map(Some)
+    Range::map(&allocation, access).map(Some)
 }
 
 /// Rows from host memory at `source` into a region at device address `region`.

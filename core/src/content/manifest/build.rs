@@ -216,6 +216,7 @@ impl ManifestBuilder {
             index: Vec::with_capacity(by_name.len()),
             dims: Vec::with_capacity(self.dims.len()),
             names: String::new(),
+            checksums: None,
         };
         // From the numbers of what was added to those of what is listed.
         let mut entities = vec![0u32; by_name.len()];

@@ -6,13 +6,14 @@
 //!
 //! | section | bytes each | count |
 //! |---|---|---|
-//! | header | 40 | 1 |
+//! | header | 48 | 1 |
 //! | region | 104 | `regions`, at most 15 |
 //! | tensor | 16 | `tensors`, with `aliases` at most 1,000,000 |
 //! | dimension | 8 | `dims` |
 //! | index entry | 8 | `tensors + aliases` |
 //! | attribute | 8 | `attrs`, at most 256 |
 //! | alias | 4 | `aliases` |
+//! | checksum | 8 | `checksums` |
 //! | names | 1 | `names` |
 //!
 //! The whole is at most 256 MiB. A reader checks the header's counts against the size of the whole
@@ -31,6 +32,8 @@
 //! | 24 | u32 | `attrs` |
 //! | 28 | u32 | `dims` |
 //! | 32 | u64 | `names`, in bytes |
+//! | 40 | u32 | 1 where there are checksums, else 0 |
+//! | 44 | u32 | `checksums` |
 //!
 //! Region. The descriptors that come with a manifest belong to its regions with a descriptor (kinds
 //! 0 and 1), in this order:
@@ -82,6 +85,10 @@
 //! Alias: the u32 number of the tensor that it stands for. (A writer lists the second of two equal,
 //! not empty views as an alias; a reader need not check that it did.)
 //!
+//! Checksum: a u64, the CRC-64/NVME of the bytes of an extent. An extent is a longest run of bytes of a region
+//! that tensors have, where tensors that share a byte are one run and neighbours are two; extents ascend by
+//! region and offset. Where there are checksums, each extent has one; elsewhere `checksums` is 0.
+//!
 //! Names: the names of all index entries, then of all attributes, each in UTF-8, without separators.
 
 use super::view::{self, push_row_major};
@@ -110,11 +117,13 @@ impl Manifest {
             index: Vec::with_capacity(sections.index.len()),
             dims: Vec::with_capacity(2 * sections.dims.len()),
             names: String::from(sections.names),
+            checksums: sections.checksums.map(decode_checksums),
         };
         manifest.decode_tensors(sections.tensors, sections.dims)?;
         let names = manifest.decode_index(sections.index)?;
         manifest.decode_attrs(sections.attrs, names)?;
         manifest.check_tensors()?;
+        manifest.check_checksums()?;
         Ok(manifest)
     }
 
@@ -163,6 +172,8 @@ impl Manifest {
         for alias in &self.aliases {
             bytes.extend(alias.of.to_le_bytes());
         }
+        let checksums = self.checksums.iter().flatten();
+        checksums.for_each(|checksum| bytes.extend(checksum.to_le_bytes()));
         bytes.extend(self.names.as_bytes());
         bytes
     }
@@ -181,6 +192,7 @@ impl Manifest {
             attrs: self.attrs.len() as u32,
             dims: self.tensors.iter().map(dims).sum(),
             names: self.names.len() as u64,
+            checksums: self.checksums.as_ref().map(|checksums| checksums.len() as u32),
         }
     }
 
@@ -283,13 +295,14 @@ impl Manifest {
     }
 }
 
-const HEADER: usize = 40;
+const HEADER: usize = 48;
 const REGION: usize = 104;
 const TENSOR: usize = 16;
 const DIM: usize = 8;
 const INDEX: usize = 8;
 const ATTR: usize = 8;
 const ALIAS: usize = 4;
+const CHECKSUM: usize = 8;
 
 struct Counts {
     regions: u32,
@@ -298,6 +311,7 @@ struct Counts {
     attrs: u32,
     dims: u32,
     names: u64,
+    checksums: Option<u32>,
 }
 
 impl Counts {
@@ -307,6 +321,12 @@ impl Counts {
         if (major, minor) != (MAJOR, MINOR) {
             return Err(ManifestError::Version { major, minor });
         }
+        let checksums = match (u32_at(header, 40), u32_at(header, 44)) {
+            (0, 0) => None,
+            (1, count) => Some(count),
+            (0, count) => return Err(undefined("checksums", "header", 0, count.into())),
+            (flag, _) => return Err(undefined("has checksums", "header", 0, flag.into())),
+        };
         let counts = Counts {
             regions: u32_at(header, 12),
             tensors: u32_at(header, 16),
@@ -314,6 +334,7 @@ impl Counts {
             attrs: u32_at(header, 24),
             dims: u32_at(header, 28),
             names: u64_at(header, 32),
+            checksums,
         };
         check::cap("regions", counts.regions.into(), MAX_REGIONS)?;
         check::cap("names", counts.entities(), MAX_NAMES)?;
@@ -330,6 +351,8 @@ impl Counts {
             bytes.extend(count.to_le_bytes());
         }
         bytes.extend(self.names.to_le_bytes());
+        bytes.extend(u32::from(self.checksums.is_some()).to_le_bytes());
+        bytes.extend(self.checksums.unwrap_or(0).to_le_bytes());
     }
 
     fn entities(&self) -> u64 {
@@ -344,6 +367,7 @@ impl Counts {
             + self.entities() * INDEX as u64
             + u64::from(self.attrs) * ATTR as u64
             + u64::from(self.aliases) * ALIAS as u64
+            + u64::from(self.checksums.unwrap_or(0)) * CHECKSUM as u64
             + self.names
     }
 }
@@ -355,6 +379,7 @@ struct Sections<'a> {
     index: &'a [[u8; INDEX]],
     attrs: &'a [[u8; ATTR]],
     aliases: &'a [[u8; ALIAS]],
+    checksums: Option<&'a [[u8; CHECKSUM]]>,
     names: &'a str,
 }
 
@@ -376,6 +401,7 @@ impl<'a> Sections<'a> {
             index: split(&mut rest, counts.entities()),
             attrs: split(&mut rest, counts.attrs.into()),
             aliases: split(&mut rest, counts.aliases.into()),
+            checksums: counts.checksums.map(|count| split(&mut rest, count.into())),
             names: str::from_utf8(rest).map_err(|error| ManifestError::NotUtf8 {
                 at: error.valid_up_to(),
             })?,
@@ -455,6 +481,10 @@ fn decode_aliases(records: &[[u8; ALIAS]], tensors: usize) -> Result<Vec<Alias>,
         })
     };
     records.iter().enumerate().map(decode).collect()
+}
+
+fn decode_checksums(records: &[[u8; CHECKSUM]]) -> Vec<u64> {
+    records.iter().map(|record| u64::from_le_bytes(*record)).collect()
 }
 
 /// Cuts the names off one after another, and checks that they ascend.

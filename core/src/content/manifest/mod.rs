@@ -6,6 +6,7 @@
 
 mod build;
 mod check;
+mod checksums;
 mod codec;
 mod error;
 mod view;
@@ -14,6 +15,7 @@ mod view;
 mod tests;
 
 pub use build::{ManifestBuilder, TensorSpec};
+pub use checksums::Extent;
 pub use error::{ManifestError, ViewError};
 pub use view::Tensor;
 
@@ -50,6 +52,8 @@ pub struct Manifest {
     dims: Vec<u64>,
     /// The names of the index in its order, then those of the attributes.
     names: String,
+    /// One for each extent.
+    checksums: Option<Vec<u64>>,
 }
 
 /// One device allocation.

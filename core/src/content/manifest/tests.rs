@@ -422,6 +422,12 @@ fn counts_are_refused_before_anything_is_allocated_for_them() {
     }
     let error = with(32, &u64::MAX.to_le_bytes());
     assert!(matches!(error, Err(ManifestError::TooMany { .. })), "{error:?}");
+    let error = with(40, &[1, 0, 0, 0, 255, 255, 255, 255]);
+    assert!(matches!(error, Err(ManifestError::Size { .. })), "{error:?}");
+    for flag in [[0, 0, 0, 0, 1, 0, 0, 0], [2, 0, 0, 0, 0, 0, 0, 0]] {
+        let error = with(40, &flag);
+        assert!(matches!(error, Err(ManifestError::Field { .. })), "{error:?}");
+    }
     assert_eq!(
         with(8, &[2, 0]),
         Err(ManifestError::Version { major: 2, minor: 0 })
@@ -454,7 +460,7 @@ fn the_encoding_is_the_documented_one() {
     builder.alias("a", "w");
     builder.attr("t", true);
     let mut expected = b"\x89WDM\r\n\x1a\n\x01\0\0\0\x01\0\0\0\x02\0\0\0\x01\0\0\0\x01\0\0\0".to_vec();
-    expected.extend(b"\x05\0\0\0\x04\0\0\0\0\0\0\0");
+    expected.extend(b"\x05\0\0\0\x04\0\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0");
     expected.extend(b"\x01\0\0\0\0\0\0\0\x02\x01\0\0\0\0\0\0");
     expected.extend([[7; 16].as_slice(), &[0; 72]].concat());
     expected.extend(b"\0\x02\x04\x02\0\0\0\0\x05\0\0\0\0\0\0\0");
@@ -463,8 +469,10 @@ fn the_encoding_is_the_documented_one() {
     expected.extend(b"\x02\0\0\0\x01\0\0\0\x01\0\0\0\x01\0\0\0\0\0\0\0\x01\0\0\0");
     expected.extend(b"\x01\0\0\0\x01\0\0\0");
     expected.extend(b"\0\0\0\0");
+    expected.extend(b"\x08\x07\x06\x05\x04\x03\x02\x01");
     expected.extend(b"abwt");
     let manifest = builder.finish().unwrap();
+    let manifest = manifest.with_checksums(vec![0x0102_0304_0506_0708]).unwrap();
     assert_eq!(manifest.encode(), expected);
     assert_eq!(Manifest::decode(&expected), Ok(manifest));
 }

@@ -89,7 +89,7 @@ fn any_listing() -> impl Strategy<Value = Listing> {
     let tensors = prop::collection::btree_map(name, any_tensor(), 0..12);
     let aliases = prop::collection::btree_map("[a-cé]{5}", any::<prop::sample::Index>(), 0..6);
     let attrs = prop::collection::btree_map("[a-c]{1,3}", any::<bool>(), 0..4);
-    (tensors, aliases, attrs).prop_map(|(tensors, aliases, attrs)| {
+    (tensors, aliases, attrs, any::<bool>()).prop_map(|(tensors, aliases, attrs, summed)| {
         let mut builder = ManifestBuilder::new();
         for number in 0..3 {
             let inside = tensors.values().filter(|tensor| tensor.region == number);
@@ -108,7 +108,11 @@ fn any_listing() -> impl Strategy<Value = Listing> {
             .iter()
             .for_each(|(name, tensor)| builder.tensor(name, tensor.spec()));
         attrs.iter().for_each(|(name, value)| builder.attr(name, *value));
-        let manifest = builder.finish().unwrap();
+        let mut manifest = builder.finish().unwrap();
+        if summed {
+            let sums = (1..).take(manifest.extents().len()).collect();
+            manifest = manifest.with_checksums(sums).unwrap();
+        }
         assert!(
             manifest
                 .attrs()
