@@ -10,8 +10,8 @@ use weightd_core::machine::{
 };
 use weightd_core::time::Span;
 use weightd_core::wire::message::{
-    DaemonInfo, DaemonStatus, ErrorCode, Expects, GetStatus, Holds, Message, Publish as Publication,
-    Published as Stored, Release, Released, Replace, Watch, Watching,
+    Confinement, DaemonInfo, DaemonStatus, ErrorCode, Expects, GetStatus, Holds, Message,
+    Publish as Publication, Published as Stored, Release, Released, Replace, Watch, Watching,
 };
 
 const STORED: Generation = Generation {
@@ -108,6 +108,7 @@ fn holding(holds: Holds, replace: Replace) -> Act {
         served: 0,
         reloads: 0,
         uptime_s: 0,
+        confinement: Confinement::default(),
     };
     Act::Says(status.into())
 }

@@ -16,7 +16,7 @@ use super::{ConnId, Ends, Origin, Output};
 use crate::content::Generation;
 use crate::peer::Peer;
 use crate::time::{Now, Span};
-use crate::wire::message::{DaemonId, DaemonInfo, ErrorCode, MessageError};
+use crate::wire::message::{Confinement, DaemonId, DaemonInfo, ErrorCode, MessageError};
 use crate::wire::{Frame, FrameError, Message};
 use daemon::{Daemon, PendingRelease};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -193,6 +193,7 @@ pub struct Server<F> {
     uid: u32,
     started: Now,
     limits: Limits,
+    confinement: Confinement,
     /// The control socket's, held for the next vault.
     control: Option<Ends<F>>,
     /// Whether names stay when this server ends without a launcher.
@@ -229,6 +230,7 @@ impl<F> Server<F> {
             uid,
             started: now,
             limits,
+            confinement: Confinement::default(),
             control: None,
             names_stay: false,
             daemons: BTreeMap::new(),
@@ -247,6 +249,11 @@ impl<F> Server<F> {
             stopped: false,
             output: VecDeque::new(),
         }
+    }
+
+    /// Says, to whoever asks for the status, that its process is confined like this.
+    pub fn confined(self, confinement: Confinement) -> Server<F> {
+        Server { confinement, ..self }
     }
 
     /// The path of each daemon's socket, and the lock on it: what an orphaned server removes when it

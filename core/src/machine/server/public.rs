@@ -233,6 +233,7 @@ impl<F> Server<F> {
             served: daemon.served,
             reloads: daemon.reloads,
             uptime_s: (now - self.started).0 / 1_000_000,
+            confinement: self.confinement,
         };
         self.reply(id, request, status);
     }
