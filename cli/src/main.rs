@@ -28,6 +28,7 @@ use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
 use confine::no_core_dumps;
 use error::CliError;
+use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -37,13 +38,19 @@ fn main() -> ExitCode {
     // Over a limit on file sizes, a write shall fail and say so instead of ending the process.
     let over_limit = Arc::new(AtomicBool::new(false));
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, over_limit);
-    let code = run().unwrap_or_else(|error| {
-        logs::fail(&error);
-        error.exit_code()
+    // Also a panic is logged, and the log written, before the process ends.
+    let code = catch_unwind(|| {
+        run().unwrap_or_else(|error| {
+            logs::fail(&error);
+            error.exit_code()
+        })
     });
     logs::flush();
-    code
+    code.unwrap_or(ExitCode::from(PANICKED))
 }
+
+/// What a process of Rust's exits with that panicked.
+const PANICKED: u8 = 101;
 
 fn run() -> Result<ExitCode, CliError> {
     let translated = vllm_flags::translate(std::env::args_os(), &Cli::command())?;

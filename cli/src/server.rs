@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::ExitCode;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 use weightd_blocking::serve::{ServerProcess, serve};
 use weightd_core::machine::{Limits, Origin, Server, ServerEvent};
 use weightd_core::wire::message::DaemonId;
@@ -180,6 +180,17 @@ fn log(server: &Server<OwnedFd>, event: &ServerEvent) {
                 }
                 _ => warn!("control socket: ended the connection of pid {pid} (uid {uid}): {why}"),
             }
+        }
+        ServerEvent::Panicked { origin, peer, why } => {
+            let of = match origin {
+                Origin::Daemon(daemon) => name(daemon).to_string(),
+                _ => "control socket".to_owned(),
+            };
+            let (pid, uid) = (peer.pid, peer.uid);
+            error!(
+                "{of}: this is a bug in weightd, please report it: what pid {pid} (uid {uid}) said made its handling \
+                 panic: {why}; its connection was ended, all else goes on"
+            );
         }
         ServerEvent::Stop { orphaned } => debug!("stopping (orphaned: {orphaned})"),
     }

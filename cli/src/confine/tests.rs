@@ -239,6 +239,7 @@ fn a_confined_process() {
     ftruncate(&lock, 0).unwrap();
     fs::remove_file(&world.socket).unwrap();
     fs::remove_file(&world.lock).unwrap();
+    assert!(std::panic::catch_unwind(|| panic!("on purpose")).is_err());
     // Memory in every size that an allocator asks for.
     for bytes in [1 << 4, 1 << 12, 1 << 20, 1 << 28] {
         assert_eq!(vec![1u8; bytes].last(), Some(&1));

@@ -495,6 +495,8 @@ codes! {
     14 Conflict,
     /// The launcher ended before it answered: whether it was done is not known.
     15 InDoubt,
+    /// A bug in weightd, found while the request was handled.
+    16 Internal,
 }
 
 /// The vault takes the lead of a server.

@@ -189,6 +189,7 @@ fn once_it_is_sent_only_a_clear_answer_says_that_nothing_has_changed() {
         Act::Says(GetStatus {}.into()),
         Act::Fails(ErrorCode::InDoubt),
         Act::Fails(ErrorCode::Timeout),
+        Act::Fails(ErrorCode::Internal),
     ];
     for (number, act) in leave_it_open.into_iter().enumerate() {
         for options in [hasty(), patient()] {
