@@ -3,7 +3,7 @@
 use super::*;
 use rustix::event::epoll::{self, CreateFlags};
 use rustix::fs::{CWD, FlockOperation, MemfdFlags, Mode, OFlags, flock, ftruncate, memfd_create, openat};
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionread};
 use rustix::process::{
     Pid, PidfdFlags, PidfdGetfdFlags, dumpable_behavior, getrlimit, pidfd_getfd, pidfd_open,
     test_kill_process,
@@ -19,9 +19,12 @@ use std::os::unix::process::{CommandExt, parent_id};
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
+use weightd_core::content::HandleKind;
 
 /// Names the directory that a body works in.
 const DIR: &str = "WEIGHTD_TEST_CONFINED_DIR";
+
+const MEMORY_BYTES: usize = 4096;
 
 /// Runs a body of this test binary in a process of its own, which must end well.
 #[track_caller]
@@ -67,6 +70,8 @@ struct World {
     abstract_name: SocketAddr,
     _abstract: UnixListener,
     namespace: File,
+    /// Sealed memory, as a region.
+    memory: OwnedFd,
     parent: (Pid, OwnedFd),
 }
 
@@ -85,6 +90,7 @@ impl World {
             tcp: TcpListener::bind("127.0.0.1:0").unwrap(),
             _abstract: UnixListener::bind_addr(&abstract_name).unwrap(),
             namespace: File::open("/proc/self/ns/uts").unwrap(),
+            memory: weightd_gpu::sealed(&[1; MEMORY_BYTES]).unwrap(),
             parent: (parent, pidfd_open(parent, PidfdFlags::empty()).unwrap()),
             dir,
             lock,
@@ -135,7 +141,26 @@ impl World {
         let taken = pidfd_getfd(&self.parent.1, 0, PidfdGetfdFlags::empty());
         let uts = Some(LinkNameSpaceType::HostNameAndNISDomainName);
         let limit = getrlimit(Resource::Nofile);
+        let memory = self.memory.try_clone().unwrap();
+        let uuid = weightd_gpu::Device::host(0).uuid();
+        let mapped = weightd_gpu::Mapping::import(HandleKind::Memfd, memory, MEMORY_BYTES as u64, uuid);
+        let mapped = mapped.map_err(|error| match error {
+            weightd_gpu::MemoryError::System { source, .. } => source.into(),
+            other => io::Error::other(other),
+        });
         let results = [
+            ("map a region", mapped.map(drop)),
+            (
+                "call a driver",
+                ioctl_fionread(&self.listener)
+                    .or_else(|error| match error {
+                        // It is not for listeners, and was asked.
+                        Errno::INVAL => Ok(0),
+                        error => Err(error),
+                    })
+                    .map(drop)
+                    .map_err(Into::into),
+            ),
             ("connect to a socket", UnixStream::connect(&self.socket).map(drop)),
             ("take a descriptor", taken.map(drop).map_err(Into::into)),
             (

@@ -2,7 +2,8 @@
 //!
 //! The machines are left in order by three rules. Whatever can panic (reading a message, making one) comes before what it
 //! leads to is written down. What a message brought along is kept outside of what handles it, until it is somebody's. And
-//! what may be half done belongs to the one connection, which is forgotten as if its peer had gone.
+//! what may be half done belongs to the one connection, which is forgotten as if its peer had gone: a launcher's, after
+//! which it arms a server anew, or a client's, of which nothing stays.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
