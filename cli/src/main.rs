@@ -2,6 +2,7 @@
 
 mod args;
 mod attach;
+mod confine;
 mod devices;
 mod digest;
 mod error;
@@ -26,7 +27,9 @@ mod vllm_flags;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
+use confine::no_core_dumps;
 use error::CliError;
+use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -36,18 +39,36 @@ fn main() -> ExitCode {
     // Over a limit on file sizes, a write shall fail and say so instead of ending the process.
     let over_limit = Arc::new(AtomicBool::new(false));
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, over_limit);
-    let code = run().unwrap_or_else(|error| {
-        logs::fail(&error);
-        error.exit_code()
+    // Also a panic is logged, and the log written, before the process ends.
+    let code = catch_unwind(|| {
+        run().unwrap_or_else(|error| {
+            logs::fail(&error);
+            error.exit_code()
+        })
     });
     logs::flush();
-    code
+    code.unwrap_or(ExitCode::from(PANICKED))
 }
+
+/// What a process of Rust's exits with that panicked.
+const PANICKED: u8 = 101;
 
 fn run() -> Result<ExitCode, CliError> {
     let translated = vllm_flags::translate(std::env::args_os(), &Cli::command())?;
     let cli = Cli::parse_from(translated.args);
+    // Before the log has its thread.
+    let ground = match &cli.command {
+        Command::Server(args) => Some(server::Ground::take(args)?),
+        _ => None,
+    };
+    let dumps = match &cli.command {
+        Command::Preload(_) | Command::Serve(_) | Command::Loader(_) | Command::Probe(_) => no_core_dumps(),
+        _ => Ok(()),
+    };
     logs::start(&cli.log, cli.log_format)?;
+    if let Err(why) = dumps {
+        warn!("{why}");
+    }
     if !translated.ignored.is_empty() {
         let ignored = translated.ignored.join(", ");
         warn!("flags of vLLM that do not concern weights have no effect here: {ignored}");
@@ -63,7 +84,7 @@ fn run() -> Result<ExitCode, CliError> {
         Command::Plan(args) => plan::run(&args),
         Command::Digest(args) => digest::run(&args),
         Command::Devices(args) => devices::run(&args),
-        Command::Server(args) => server::run(&args),
+        Command::Server(args) => server::run(&args, ground.expect("a server's")),
         Command::Loader(args) => loader::run(&args),
         Command::Probe(args) => probe::run(&args),
     }

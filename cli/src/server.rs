@@ -1,25 +1,69 @@
 //! `weightd server`: the serving process of a launcher. It never loads a device.
 
 use crate::args::{RuntimeArg, ServerArgs};
+use crate::confine::{Confined, confine};
 use crate::error::CliError;
 use crate::logs::{DaemonName, about};
 use crate::signals::Signals;
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::process::ExitCode;
-use tracing::{debug, warn};
+use tracing::{debug, error, info, warn};
 use weightd_blocking::serve::{ServerProcess, serve};
 use weightd_core::machine::{Limits, Origin, Server, ServerEvent};
 use weightd_core::wire::message::DaemonId;
 use weightd_smol::Smol;
 use weightd_tokio::Tokio;
 
-pub fn run(args: &ServerArgs) -> Result<ExitCode, CliError> {
-    // Its own session: Ctrl-C and hang-up reach the launcher, which ends everything in order. It
-    // fails only where this process leads a session already.
-    let _ = setsid();
-    raise_descriptor_limit();
-    let signals = Signals::catch().map_err(CliError::failure)?;
+/// What a server takes before its process has a second thread: those that are started before it is confined would not
+/// be.
+#[derive(Debug)]
+pub struct Ground {
+    signals: Signals,
+    confined: Confined,
+    limited: Result<(), Errno>,
+}
+
+impl Ground {
+    /// Takes it, and confines the process.
+    pub fn take(args: &ServerArgs) -> Result<Ground, CliError> {
+        // Its own session: Ctrl-C and hang-up reach the launcher, which ends everything in order. It
+        // fails only where this process leads a session already.
+        let _ = setsid();
+        let limited = raise_descriptor_limit();
+        let signals = Signals::catch().map_err(CliError::failure)?;
+        // Its sockets are beside the control socket.
+        let dir = args.control.parent().unwrap_or(Path::new("/"));
+        Ok(Ground {
+            signals,
+            confined: confine(dir),
+            limited,
+        })
+    }
+}
+
+pub fn run(args: &ServerArgs, ground: Ground) -> Result<ExitCode, CliError> {
+    let Ground {
+        signals,
+        confined,
+        limited,
+    } = ground;
+    if let Err(error) = limited {
+        warn!("cannot raise the limit of open files: {error}");
+    }
+    let Confined {
+        confinement,
+        failures,
+    } = confined;
+    match failures.as_slice() {
+        [] => info!("the server gave up what it does not need: {confinement}"),
+        failures => warn!(
+            "the server gave up what it does not need, as far as it can here: {confinement} ({})",
+            failures.join("; ")
+        ),
+    }
     let control = std::io::stdin()
         .as_fd()
         .try_clone_to_owned()
@@ -29,6 +73,7 @@ pub fn run(args: &ServerArgs) -> Result<ExitCode, CliError> {
         control_path: &args.control,
         version: env!("CARGO_PKG_VERSION"),
         limits: Limits::default(),
+        confinement,
     };
     let served = match args.runtime {
         RuntimeArg::Blocking => serve(process, &signals, log),
@@ -45,17 +90,15 @@ pub fn run(args: &ServerArgs) -> Result<ExitCode, CliError> {
 }
 
 /// Leases take a descriptor each; the soft limit is often 1024.
-fn raise_descriptor_limit() {
+fn raise_descriptor_limit() -> Result<(), Errno> {
     let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(
+    setrlimit(
         Resource::Nofile,
         Rlimit {
             current: limit.maximum,
             maximum: limit.maximum,
         },
-    ) {
-        warn!("cannot raise the limit of open files: {error}");
-    }
+    )
 }
 
 fn log(server: &Server<OwnedFd>, event: &ServerEvent) {
@@ -137,6 +180,17 @@ fn log(server: &Server<OwnedFd>, event: &ServerEvent) {
                 }
                 _ => warn!("control socket: ended the connection of pid {pid} (uid {uid}): {why}"),
             }
+        }
+        ServerEvent::Panicked { origin, peer, why } => {
+            let of = match origin {
+                Origin::Daemon(daemon) => name(daemon).to_string(),
+                _ => "control socket".to_owned(),
+            };
+            let (pid, uid) = (peer.pid, peer.uid);
+            error!(
+                "{of}: this is a bug in weightd, please report it: what pid {pid} (uid {uid}) said made its handling \
+                 panic: {why}; its connection was ended, all else goes on"
+            );
         }
         ServerEvent::Stop { orphaned } => debug!("stopping (orphaned: {orphaned})"),
     }

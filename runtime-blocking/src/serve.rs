@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use weightd_core::machine::{Limits, Origin, Server, ServerEvent};
+use weightd_core::wire::message::Confinement;
 use weightd_socket::credentials::our_uid;
 use weightd_socket::listen;
 use weightd_socket::lock::Lock;
@@ -23,6 +24,8 @@ pub struct ServerProcess<'a> {
     pub version: &'a str,
     /// What clients may claim.
     pub limits: Limits,
+    /// What this process gave up before, for `status`.
+    pub confinement: Confinement,
 }
 
 /// Serves until a launcher or an operator asks for the end, or what was given as `signals` becomes
@@ -56,7 +59,8 @@ impl<C: FnMut(&Server<OwnedFd>, &ServerEvent)> Serving<C> {
             std::process::id(),
             uid,
             process.limits,
-        );
+        )
+        .confined(process.confinement);
         let mut driver = Driver::new(server)?;
         driver.listen(process.control, Origin::Control)?;
         let signals = signals.as_fd().try_clone_to_owned()?;

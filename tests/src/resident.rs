@@ -16,7 +16,9 @@ use weightd_core::content::manifest::{ManifestBuilder, Region, TensorKind, Tenso
 use weightd_core::content::{Dtype, Generation, Key, Manifest, Role};
 use weightd_core::machine::{HandoverEvent, Held, Limits, Origin, Vault, VaultEvent};
 use weightd_core::peer::Peer;
-use weightd_core::wire::message::{ContentInfo, DaemonInfo, Expects, Holds, Publish, RegionInfo, Replace};
+use weightd_core::wire::message::{
+    Confinement, ContentInfo, DaemonInfo, Expects, Holds, Publish, RegionInfo, Replace,
+};
 use weightd_gpu::Device;
 use weightd_socket::connect::{connect, pair};
 use weightd_socket::credentials::our_uid;
@@ -254,6 +256,7 @@ impl Server {
                 control_path: &path,
                 version: "test",
                 limits,
+                confinement: Confinement::default(),
             };
             serve(process, theirs).expect("the server serves");
         });

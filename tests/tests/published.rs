@@ -23,7 +23,7 @@ use weightd_core::peer::Peer;
 use weightd_core::time::Span;
 use weightd_core::wire::Message;
 use weightd_core::wire::message::{
-    ContentInfo, DaemonInfo, ErrorCode, Expects, GetStatus, Publish, RegionInfo, Stop,
+    Confinement, ContentInfo, DaemonInfo, ErrorCode, Expects, GetStatus, Publish, RegionInfo, Stop,
 };
 use weightd_gpu::Device;
 use weightd_socket::connect::{connect, pair};
@@ -291,6 +291,7 @@ fn server_body() {
         control_path: &control_path,
         version: "test",
         limits: Limits::default(),
+        confinement: Confinement::default(),
     };
     let (never, _other_end) = pair().unwrap();
     serve(process, never, |_, _| {}).unwrap();

@@ -59,6 +59,11 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), CliError> {
             .fmt_fields(MessageOnly)
             .init(),
     }
+    // The standard hook writes to stderr itself, and waits for whoever reads it.
+    std::panic::set_hook(Box::new(|panic| {
+        let text = panic.to_string().replace('\n', " ");
+        tracing::error!("a bug in weightd, please report it: {text}");
+    }));
     Ok(())
 }
 

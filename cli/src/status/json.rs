@@ -2,7 +2,7 @@
 
 use super::holds;
 use serde_json::{Map, Value, json};
-use weightd_core::wire::message::{Activity, DaemonStatus, ErrorCode, Replace};
+use weightd_core::wire::message::{Activity, Confinement, DaemonStatus, ErrorCode, Replace};
 
 pub fn object(status: &DaemonStatus, activity: Option<&Activity>) -> Value {
     let (state, generation) = holds(status);
@@ -37,8 +37,19 @@ pub fn object(status: &DaemonStatus, activity: Option<&Activity>) -> Value {
         "served": status.served,
         "reloads": status.reloads,
         "uptime_s": status.uptime_s,
+        "confinement": confinement(status.confinement),
         "activity": activity.map(activity_json),
         "key": key_json(status),
+    })
+}
+
+/// What the server's process gave up; what it has not is false or null.
+fn confinement(confinement: Confinement) -> Value {
+    json!({
+        "no_new_privileges": confinement.no_new_privileges,
+        "no_core_dumps": confinement.no_core_dumps,
+        "landlock_abi": confinement.landlock,
+        "seccomp": confinement.seccomp,
     })
 }
 

@@ -3,6 +3,7 @@
 
 mod holders;
 mod json;
+mod servers;
 mod table;
 mod watch;
 
@@ -69,12 +70,14 @@ fn say_json(found: &[Found]) -> Result<(), CliError> {
         .try_for_each(|(status, activity)| say(json::object(status, activity.as_ref())))
 }
 
-/// The table, and then who holds each device's memory.
+/// The table, who holds each device's memory, and what the servers gave up.
 fn text(found: &[Found]) -> String {
     if found.is_empty() {
         return "no daemons".to_owned();
     }
-    [table::lines(found), holders::lines(found)].concat().join("\n")
+    [table::lines(found), holders::lines(found), servers::lines(found)]
+        .concat()
+        .join("\n")
 }
 
 /// Asks every daemon of the directory, or of one instance in it. A directory that does not exist

@@ -169,14 +169,19 @@ impl Site {
             .collect()
     }
 
-    /// Every living process that was started for this site, by whomever.
+    /// Every living process that was started for this site, by whomever. The environment of ours that keep
+    /// their memory to themselves is root's to read; a server is known by its arguments, and the others end with
+    /// those that started them.
     pub fn processes(&self) -> Vec<u32> {
-        let ours = format!("WEIGHTD_SOCKET_DIR={}", self.dir().display()).into_bytes();
+        let dir = self.dir().display().to_string();
+        let read = |pid: &u32, what: &str| fs::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
+        let ours = format!("WEIGHTD_SOCKET_DIR={dir}").into_bytes();
         let is_ours = |pid: &u32| {
-            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            environment
-                .split(|byte| *byte == 0)
-                .any(|variable| variable == ours)
+            let (environment, arguments) = (read(pid, "environ"), read(pid, "cmdline"));
+            let mut variables = environment.split(|byte| *byte == 0);
+            let mut arguments = arguments.split(|byte| *byte == 0);
+            variables.any(|variable| variable == ours)
+                || arguments.any(|argument| argument.starts_with(dir.as_bytes()))
         };
         all_pids().into_iter().filter(is_ours).filter(is_alive).collect()
     }

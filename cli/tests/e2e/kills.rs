@@ -544,6 +544,7 @@ impl Drop for Round {
     }
 }
 
+/// How many descriptors a process holds; 0 where only root may count them.
 fn descriptors(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }

@@ -9,6 +9,7 @@
 mod adoption;
 mod bad_input;
 mod checkpoints;
+mod confined;
 mod draft;
 mod engine;
 mod examples;

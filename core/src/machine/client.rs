@@ -90,7 +90,8 @@ impl NoAnswer {
         };
         match error {
             AskError::Failed { code, why } => {
-                matches!(code, ErrorCode::InDoubt | ErrorCode::Timeout).then(|| why.clone())
+                let open = [ErrorCode::InDoubt, ErrorCode::Timeout, ErrorCode::Internal];
+                open.contains(code).then(|| why.clone())
             }
             AskError::RefusedPeer { .. } => None,
             AskError::Malformed(_) | AskError::Broken(_) | AskError::Timeout(_) => Some(error.to_string()),

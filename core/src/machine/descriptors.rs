@@ -45,6 +45,12 @@ pub enum DescriptorError {
     },
 }
 
+/// What a frame brought along, to be somebody's from now on.
+pub(super) fn taken<F>(descriptors: &mut Vec<(Facts, F)>) -> Vec<F> {
+    let taken = std::mem::take(descriptors).into_iter();
+    taken.map(|(_, descriptor)| descriptor).collect()
+}
+
 /// What a lock and a listener must come as: these two, in this order. Of a lock nothing can be told by
 /// its facts; who uses it checks that it is the file of that name.
 pub(super) fn check_ends<F>(descriptors: Vec<(Facts, F)>) -> Result<Ends<F>, (Vec<FileKind>, Vec<F>)> {

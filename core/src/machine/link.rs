@@ -1,5 +1,7 @@
 //! One connection's two directions: frames in, frames out.
 
+#[cfg(any(test, feature = "faults"))]
+use super::contain::faults;
 use super::reap::Bundle;
 use crate::peer::Facts;
 use crate::wire::message::{ErrorCode, Failure, Message, MessageError};
@@ -82,6 +84,8 @@ impl<F> Link<F> {
     /// A message that does not fit a frame becomes a failure that says so: what makes it long came
     /// from the peer.
     pub fn send(&mut self, request: u32, message: &Message, descriptors: Option<Bundle<F>>) {
+        #[cfg(any(test, feature = "faults"))]
+        faults::point(faults::WHEN_ANSWERED, request);
         match message.encode() {
             Ok(body) => self.queue(message.kind(), request, &body, descriptors),
             Err(error) => self.fail(request, ErrorCode::Malformed, false, error.to_string()),

@@ -12,11 +12,14 @@
 //! with [`Machine::wrote`].
 //!
 //! There are three kinds of failure, and they are kept apart: a peer's violation closes that peer
-//! ([`Output::Close`]), an error for the caller is a typed outcome, and a bug of this crate panics.
+//! ([`Output::Close`]), an error for the caller is a typed outcome, and a bug of this crate panics. A panic
+//! while what one peer said is handled goes no further than a machine with many connections: it ends that
+//! connection, and says so as an event. Any other panic reaches the caller, and the machine is of no use then.
 
 mod ask;
 mod attach;
 mod client;
+mod contain;
 mod descriptors;
 mod ends;
 mod handover;
@@ -34,6 +37,8 @@ pub use attach::{
     Attach, AttachError, AttachOptions, AttachStep, ConnectFailure, Fault, Fetched, Mode, Outcome,
 };
 pub use client::{Client, Inquiry, Step};
+#[cfg(feature = "faults")]
+pub use contain::faults;
 pub use descriptors::{DescriptorError, check as check_descriptors};
 pub use ends::Ends;
 pub use handover::{Handover, HandoverEvent};

@@ -5,10 +5,12 @@
 //! launcher, loader and server.
 
 mod activity;
+mod confinement;
 
 pub use activity::{
     Activity, CodeCount, FieldCount, GetActivity, Lease, Leased, MAX_GENERATIONS_LISTED, MAX_LEASES_LISTED,
 };
+pub use confinement::Confinement;
 
 use super::frame::MAX_BODY;
 use crate::content::manifest::Region;
@@ -422,6 +424,8 @@ pub struct DaemonStatus {
     pub reloads: u64,
     /// Seconds since this server started.
     pub uptime_s: u64,
+    /// What its server gave up.
+    pub confinement: Confinement,
 }
 
 /// What went wrong.
@@ -491,6 +495,8 @@ codes! {
     14 Conflict,
     /// The launcher ended before it answered: whether it was done is not known.
     15 InDoubt,
+    /// A bug in weightd, found while the request was handled.
+    16 Internal,
 }
 
 /// The vault takes the lead of a server.

@@ -3,6 +3,7 @@
 
 mod activity;
 mod adoption;
+mod bugs;
 mod chaos;
 mod ends;
 mod host;

@@ -10,8 +10,8 @@ use weightd_core::machine::{
 };
 use weightd_core::time::Span;
 use weightd_core::wire::message::{
-    DaemonInfo, DaemonStatus, ErrorCode, Expects, GetStatus, Holds, Message, Publish as Publication,
-    Published as Stored, Release, Released, Replace, Watch, Watching,
+    Confinement, DaemonInfo, DaemonStatus, ErrorCode, Expects, GetStatus, Holds, Message,
+    Publish as Publication, Published as Stored, Release, Released, Replace, Watch, Watching,
 };
 
 const STORED: Generation = Generation {
@@ -108,6 +108,7 @@ fn holding(holds: Holds, replace: Replace) -> Act {
         served: 0,
         reloads: 0,
         uptime_s: 0,
+        confinement: Confinement::default(),
     };
     Act::Says(status.into())
 }
@@ -188,6 +189,7 @@ fn once_it_is_sent_only_a_clear_answer_says_that_nothing_has_changed() {
         Act::Says(GetStatus {}.into()),
         Act::Fails(ErrorCode::InDoubt),
         Act::Fails(ErrorCode::Timeout),
+        Act::Fails(ErrorCode::Internal),
     ];
     for (number, act) in leave_it_open.into_iter().enumerate() {
         for options in [hasty(), patient()] {

@@ -3,7 +3,7 @@
 use super::daemon::{Daemon, Served, Slot};
 use super::{ConnId, Server, ServerEvent};
 use crate::content::Generation;
-use crate::machine::descriptors::check_ends;
+use crate::machine::descriptors::{check_ends, taken};
 use crate::machine::reap::Bundle;
 use crate::machine::{Output, check_descriptors};
 use crate::peer::Facts;
@@ -25,7 +25,7 @@ impl<F> Server<F> {
         id: ConnId,
         request: u32,
         message: Message,
-        descriptors: Vec<(Facts, F)>,
+        descriptors: &mut Vec<(Facts, F)>,
     ) {
         let leads = self.leader.is_some_and(|(leader, _)| leader == id);
         match message {
@@ -37,7 +37,6 @@ impl<F> Server<F> {
             }
             message if !descriptors.is_empty() => {
                 let why = format!("a {} message owns no descriptors here", message.name());
-                self.reaper.bury_received(descriptors);
                 self.expel(id, request, ErrorCode::BadDescriptors, &why);
             }
             Message::Lead(lead) => self.lead(id, request, lead.pid),
@@ -71,7 +70,7 @@ impl<F> Server<F> {
                     daemons: self.daemons.len() as u32,
                     uptime_s: (now - self.started).0 / 1_000_000,
                 };
-                self.answer(id, request, status);
+                self.reply(id, request, status);
             }
             Message::Define(_)
             | Message::Publish(_)
@@ -87,12 +86,6 @@ impl<F> Server<F> {
         }
     }
 
-    fn answer(&mut self, id: ConnId, request: u32, message: impl Into<Message>) {
-        if let Some(conn) = self.conns.get_mut(&id) {
-            conn.link.send(request, &message.into(), None);
-        }
-    }
-
     fn lead(&mut self, id: ConnId, request: u32, pid: u32) {
         if let Some((_, pid)) = self.leader {
             let why = format!("launcher {pid} leads this server");
@@ -100,7 +93,7 @@ impl<F> Server<F> {
         }
         self.leader = Some((id, pid));
         self.was_led = true;
-        self.answer(id, request, Leading {});
+        self.reply(id, request, Leading {});
         self.event(ServerEvent::Led { pid });
     }
 
@@ -136,9 +129,9 @@ impl<F> Server<F> {
         self.event(ServerEvent::Led { pid });
     }
 
-    fn define(&mut self, id: ConnId, request: u32, define: Define, descriptors: Vec<(Facts, F)>) {
+    fn define(&mut self, id: ConnId, request: u32, define: Define, descriptors: &mut Vec<(Facts, F)>) {
         let Define { daemon, info, holds } = define;
-        let ends = match check_ends(descriptors) {
+        let ends = match check_ends(std::mem::take(descriptors)) {
             Ok(ends) if !self.daemons.contains_key(&daemon) => ends,
             refused => {
                 let (got, descriptors) = match refused {
@@ -158,12 +151,12 @@ impl<F> Server<F> {
             Slot::Without(holds)
         };
         self.daemons.insert(daemon, Daemon::new(info, slot, ends));
-        self.answer(id, request, Defined { daemon });
+        self.reply(id, request, Defined { daemon });
     }
 
     /// Holds the control socket's lock and listener, for whoever adopts.
-    fn keep_control(&mut self, id: ConnId, request: u32, descriptors: Vec<(Facts, F)>) {
-        match check_ends(descriptors) {
+    fn keep_control(&mut self, id: ConnId, request: u32, descriptors: &mut Vec<(Facts, F)>) {
+        match check_ends(std::mem::take(descriptors)) {
             Ok(ends) => {
                 if let Some(old) = self.control.replace(ends) {
                     self.reaper.bury(old.bundle(), None);
@@ -177,12 +170,9 @@ impl<F> Server<F> {
         }
     }
 
-    fn arm(&mut self, id: ConnId, request: u32, publish: Publish, descriptors: Vec<(Facts, F)>) {
+    fn arm(&mut self, id: ConnId, request: u32, publish: Publish, descriptors: &mut Vec<(Facts, F)>) {
         let checked = check_descriptors(&publish.content, descriptors.iter().map(|(facts, _)| facts));
-        let descriptors: Vec<F> = descriptors
-            .into_iter()
-            .map(|(_, descriptor)| descriptor)
-            .collect();
+        let descriptors = taken(descriptors);
         let Publish {
             daemon: number,
             generation: Some(generation),
@@ -223,7 +213,7 @@ impl<F> Server<F> {
             }),
             Slot::Without(_) => {}
         }
-        self.answer(
+        self.reply(
             id,
             request,
             Published {
@@ -266,7 +256,7 @@ impl<F> Server<F> {
             let why = "this server has just started and has no launcher yet: try again";
             return self.refuse(id, request, ErrorCode::Busy, why);
         }
-        self.answer(id, request, Stopping {});
+        self.reply(id, request, Stopping {});
         if by_leader || self.leader.is_none() {
             return self.stop(now, !by_leader);
         }

@@ -97,14 +97,18 @@ impl<F> Daemon<F> {
         Some((publish, Arc::clone(&served.descriptors)))
     }
 
-    /// Leases the current generation; false when another is meant.
-    pub fn lease(&mut self, generation: Generation) -> bool {
-        let bytes = match &self.slot {
-            Slot::Content(served) if served.generation == generation => served.info.bytes(),
-            _ => return false,
-        };
-        self.leases.entry(generation).or_insert((bytes, 0)).1 += 1;
-        true
+    /// Whether this generation is the current one.
+    pub fn serves(&self, generation: Generation) -> bool {
+        self.content()
+            .is_some_and(|served| served.generation == generation)
+    }
+
+    /// Leases the current generation.
+    pub fn lease(&mut self) {
+        if let Slot::Content(served) = &self.slot {
+            let lease = self.leases.entry(served.generation);
+            lease.or_insert((served.info.bytes(), 0)).1 += 1;
+        }
     }
 
     pub fn unlease(&mut self, generation: Generation) {

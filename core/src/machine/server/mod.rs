@@ -10,13 +10,16 @@ mod public;
 mod publishing;
 mod tally;
 
+#[cfg(any(test, feature = "faults"))]
+use super::contain::faults;
+use super::contain::{Panicked, contain};
 use super::link::Link;
 use super::reap::Reaper;
 use super::{ConnId, Ends, Origin, Output};
 use crate::content::Generation;
 use crate::peer::Peer;
 use crate::time::{Now, Span};
-use crate::wire::message::{DaemonId, DaemonInfo, ErrorCode, MessageError};
+use crate::wire::message::{Confinement, DaemonId, DaemonInfo, ErrorCode, MessageError};
 use crate::wire::{Frame, FrameError, Message};
 use daemon::{Daemon, PendingRelease};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -158,6 +161,15 @@ pub enum ServerEvent {
         /// What was wrong.
         why: String,
     },
+    /// Handling what a peer said panicked, which is a bug of weightd's: its connection was ended.
+    Panicked {
+        /// Where it came in.
+        origin: Origin,
+        /// The peer.
+        peer: Peer,
+        /// What the panic said.
+        why: String,
+    },
     /// The server shall end.
     Stop {
         /// Whether there is no launcher, so that the server itself must remove its sockets.
@@ -193,6 +205,7 @@ pub struct Server<F> {
     uid: u32,
     started: Now,
     limits: Limits,
+    confinement: Confinement,
     /// The control socket's, held for the next vault.
     control: Option<Ends<F>>,
     /// Whether names stay when this server ends without a launcher.
@@ -229,6 +242,7 @@ impl<F> Server<F> {
             uid,
             started: now,
             limits,
+            confinement: Confinement::default(),
             control: None,
             names_stay: false,
             daemons: BTreeMap::new(),
@@ -247,6 +261,11 @@ impl<F> Server<F> {
             stopped: false,
             output: VecDeque::new(),
         }
+    }
+
+    /// Says, to whoever asks for the status, that its process is confined like this.
+    pub fn confined(self, confinement: Confinement) -> Server<F> {
+        Server { confinement, ..self }
     }
 
     /// The path of each daemon's socket, and the lock on it: what an orphaned server removes when it
@@ -274,20 +293,22 @@ impl<F> Server<F> {
     /// has left, which is what bounds a client's claim on us.
     fn serve(&mut self, now: Now, id: ConnId) {
         loop {
-            let Some(conn) = self.conns.get_mut(&id) else {
-                return;
-            };
-            if conn.closing || conn.waiting || !conn.link.is_flushed() {
-                return;
-            }
-            match conn.link.next_frame() {
-                Ok(None) => return,
-                Ok(Some(frame)) => {
-                    conn.last_request = now;
-                    conn.mid_frame_since = None;
+            let mut frame = None;
+            let handled = contain(|| {
+                frame = self.next_frame(now, id)?;
+                if let Some(frame) = &mut frame {
                     self.frame(now, id, frame);
                 }
-                Err(error) => {
+                Ok(())
+            });
+            let request = frame.as_ref().map(|frame| frame.request);
+            // What it brought along and nobody took.
+            self.reaper
+                .bury_received(frame.into_iter().flat_map(|frame| frame.descriptors));
+            match handled {
+                Ok(Ok(())) if request.is_some() => {}
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => {
                     let code = match error {
                         FrameError::Version(_) => ErrorCode::Version,
                         FrameError::MissingDescriptors { .. }
@@ -297,28 +318,68 @@ impl<F> Server<F> {
                     };
                     return self.expel(id, 0, code, &error.to_string());
                 }
+                Err(panicked) => return self.panicked(id, request.unwrap_or(0), panicked),
             }
         }
     }
 
-    fn frame(&mut self, now: Now, id: ConnId, frame: Frame<F>) {
-        let Frame {
-            kind,
-            request,
-            body,
-            descriptors,
-        } = frame;
+    /// The next request, unless something else comes first.
+    fn next_frame(&mut self, now: Now, id: ConnId) -> Result<Option<Frame<F>>, FrameError> {
+        let Some(conn) = self.conns.get_mut(&id) else {
+            return Ok(None);
+        };
+        if conn.closing || conn.waiting || !conn.link.is_flushed() {
+            return Ok(None);
+        }
+        let frame = conn.link.next_frame()?;
+        if frame.is_some() {
+            conn.last_request = now;
+            conn.mid_frame_since = None;
+        }
+        Ok(frame)
+    }
+
+    /// Answers a request that has waited for something that others did.
+    fn answer(&mut self, now: Now, id: ConnId, request: u32, message: impl Into<Message>) {
         let Some(conn) = self.conns.get_mut(&id) else {
             return;
         };
-        let message = match Message::decode(kind, &body) {
+        conn.waiting = false;
+        conn.last_request = now;
+        if let Err(panicked) = contain(|| conn.link.send(request, &message.into(), None)) {
+            self.panicked(id, request, panicked);
+        }
+    }
+
+    /// Ends the connection whose input found a bug.
+    fn panicked(&mut self, id: ConnId, request: u32, Panicked(why): Panicked) {
+        let told = "this is a bug in weightd: handling the request panicked, and the daemon's log says where; \
+                    please report it";
+        if let Some((origin, peer)) = self.send_away(id, request, ErrorCode::Internal, told) {
+            self.event(ServerEvent::Panicked { origin, peer, why });
+        }
+    }
+
+    /// Does what a frame asks for, and takes what it brought along.
+    fn frame(&mut self, now: Now, id: ConnId, frame: &mut Frame<F>) {
+        let Frame {
+            kind,
+            request,
+            ref body,
+            ref mut descriptors,
+        } = *frame;
+        let Some(conn) = self.conns.get_mut(&id) else {
+            return;
+        };
+        #[cfg(any(test, feature = "faults"))]
+        faults::point(faults::AT_ONCE, request);
+        let message = match Message::decode(kind, body) {
             Ok(message) => message,
             Err(error) => {
                 let code = match error {
                     MessageError::UnknownKind(_) => ErrorCode::UnknownCommand,
                     _ => ErrorCode::Malformed,
                 };
-                self.reaper.bury_received(descriptors);
                 return self.refuse(id, request, code, &error.to_string());
             }
         };
@@ -332,7 +393,6 @@ impl<F> Server<F> {
             (Origin::Control, message) => self.control(now, id, request, message, descriptors),
             (_, message) => {
                 let why = format!("a {} message owns no descriptors", message.name());
-                self.reaper.bury_received(descriptors);
                 self.expel(id, request, ErrorCode::BadDescriptors, &why);
             }
         }
@@ -340,9 +400,15 @@ impl<F> Server<F> {
 
     /// Ends a connection for what its peer did: an error frame that names it, then the close.
     fn expel(&mut self, id: ConnId, request: u32, code: ErrorCode, why: &str) {
-        let Some(conn) = self.conns.get_mut(&id) else {
-            return;
-        };
+        if let Some((origin, peer)) = self.send_away(id, request, code, why) {
+            let why = why.to_owned();
+            self.event(ServerEvent::Ended { origin, peer, why });
+        }
+    }
+
+    /// The same, of which the caller tells; returns whose connection it was.
+    fn send_away(&mut self, id: ConnId, request: u32, code: ErrorCode, why: &str) -> Option<(Origin, Peer)> {
+        let conn = self.conns.get_mut(&id)?;
         conn.link.fail(request, code, code == ErrorCode::Busy, why);
         conn.closing = true;
         // This was its last answer.
@@ -350,11 +416,7 @@ impl<F> Server<F> {
         let (origin, peer) = (conn.origin, conn.peer);
         self.waits_no_more(id);
         self.count_refusal(origin, code);
-        self.event(ServerEvent::Ended {
-            origin,
-            peer,
-            why: why.to_owned(),
-        });
+        Some((origin, peer))
     }
 
     /// Forgets a connection and what hung on it.

@@ -61,8 +61,11 @@ impl<F> Server<F> {
                 return self.mismatch(id, on, request, vec!["checkpoint".to_owned()]);
             }
             Comparison::Unknown if ask.key.checkpoint.digest.is_none() => {
-                daemon.tally.need_digest += 1;
-                return self.reply(id, request, NeedDigest {});
+                self.reply(id, request, NeedDigest {});
+                if let Some(daemon) = self.daemons.get_mut(&on) {
+                    daemon.tally.need_digest += 1;
+                }
+                return;
             }
             Comparison::Unknown => {
                 let why = "this daemon's own digest of the checkpoint is not ready yet: ask again";
@@ -101,9 +104,6 @@ impl<F> Server<F> {
             let why = "content was sent on this connection too often: open a new one";
             return self.expel(id, request, ErrorCode::Busy, why);
         }
-        conn.states_sent += 1;
-        daemon.served += 1;
-        daemon.reloads += u64::from(ask.is_reload);
         let state = State {
             generation: served.generation,
             device_uuid: daemon.info.device_uuid,
@@ -118,6 +118,9 @@ impl<F> Server<F> {
         };
         conn.link
             .send(request, &state.into(), Some(Arc::clone(&served.descriptors)));
+        conn.states_sent += 1;
+        daemon.served += 1;
+        daemon.reloads += u64::from(ask.is_reload);
         self.event(sent);
     }
 
@@ -128,12 +131,12 @@ impl<F> Server<F> {
         let Some(conn) = self.conns.get_mut(&id) else {
             return;
         };
-        daemon.tally.mismatched(&fields);
         let pid = conn.peer.pid;
         let mismatch = Mismatch {
             fields: fields.clone(),
         };
         conn.link.send(request, &mismatch.into(), None);
+        daemon.tally.mismatched(&fields);
         self.event(ServerEvent::Mismatched {
             daemon: on,
             pid,
@@ -162,25 +165,26 @@ impl<F> Server<F> {
                 format!("{leases} leases are open, which is the limit: end engines that are not needed");
             return self.refuse(id, request, ErrorCode::Busy, &why);
         }
+        if let Some(generation) = generation
+            && !daemon.serves(generation)
+        {
+            let why = format!("generation {generation} is not the current one");
+            return self.refuse(id, request, ErrorCode::StaleGeneration, &why);
+        }
+        conn.link.send(request, &Watching {}.into(), None);
+        conn.watch = Some(generation);
+        let pid = conn.peer.pid;
         match generation {
             None => daemon.watches += 1,
-            Some(generation) if daemon.lease(generation) => {
-                let leased = ServerEvent::Leased {
-                    daemon: on,
-                    pid: conn.peer.pid,
-                    generation,
-                };
-                conn.watch = Some(Some(generation));
-                conn.link.send(request, &Watching {}.into(), None);
-                return self.event(leased);
-            }
             Some(generation) => {
-                let why = format!("generation {generation} is not the current one");
-                return self.refuse(id, request, ErrorCode::StaleGeneration, &why);
+                daemon.lease();
+                self.event(ServerEvent::Leased {
+                    daemon: on,
+                    pid,
+                    generation,
+                });
             }
         }
-        conn.watch = Some(None);
-        conn.link.send(request, &Watching {}.into(), None);
     }
 
     fn get_memory(&mut self, id: ConnId, on: DaemonId, request: u32) {
@@ -233,6 +237,7 @@ impl<F> Server<F> {
             served: daemon.served,
             reloads: daemon.reloads,
             uptime_s: (now - self.started).0 / 1_000_000,
+            confinement: self.confinement,
         };
         self.reply(id, request, status);
     }
@@ -255,22 +260,21 @@ impl<F> Server<F> {
             return self.refuse(id, request, ErrorCode::StaleGeneration, &why);
         }
         if matches!(daemon.slot, Slot::Content(_)) {
-            let without = Slot::Without(Holds::Released(current));
-            if let Slot::Content(served) = std::mem::replace(&mut daemon.slot, without) {
-                self.reaper.bury(served.descriptors, Some((on, current)));
-            }
             let release = Release {
                 daemon: on,
                 generation: Some(current),
             };
-            let asked_vault = self.ask_leader(release, None);
-            self.releases.insert(
-                (on, current),
-                PendingRelease {
-                    asked_vault,
-                    ..PendingRelease::default()
-                },
-            );
+            let pending = PendingRelease {
+                asked_vault: self.ask_leader(release, None),
+                ..PendingRelease::default()
+            };
+            self.releases.insert((on, current), pending);
+            let without = Slot::Without(Holds::Released(current));
+            if let Some(daemon) = self.daemons.get_mut(&on)
+                && let Slot::Content(served) = std::mem::replace(&mut daemon.slot, without)
+            {
+                self.reaper.bury(served.descriptors, Some((on, current)));
+            }
         }
         match self.releases.get_mut(&(on, current)) {
             None => self.reply(id, request, Released {}),
@@ -297,12 +301,8 @@ impl<F> Server<F> {
                 continue;
             };
             for (id, request) in release.waiters {
-                if let Some(conn) = self.conns.get_mut(&id) {
-                    conn.waiting = false;
-                    conn.last_request = now;
-                    conn.link.send(request, &Released {}.into(), None);
-                    answered.push(id);
-                }
+                self.answer(now, id, request, Released {});
+                answered.push(id);
             }
             self.event(ServerEvent::Released { daemon, generation });
         }

@@ -3,6 +3,7 @@
 use super::{ConnId, Server, ServerEvent};
 use crate::content::Generation;
 use crate::machine::check_descriptors;
+use crate::machine::descriptors::taken;
 use crate::machine::reap::Bundle;
 use crate::peer::Facts;
 use crate::time::Now;
@@ -32,14 +33,10 @@ impl<F> Server<F> {
         on: DaemonId,
         request: u32,
         publish: Publish,
-        descriptors: Vec<(Facts, F)>,
+        descriptors: &mut Vec<(Facts, F)>,
     ) {
         let checked = check_descriptors(&publish.content, descriptors.iter().map(|(facts, _)| facts));
-        let descriptors: Vec<F> = descriptors
-            .into_iter()
-            .map(|(_, descriptor)| descriptor)
-            .collect();
-        let descriptors: Bundle<F> = Arc::new(descriptors);
+        let descriptors: Bundle<F> = Arc::new(taken(descriptors));
         // Closed here once the vault has its own.
         self.reaper.bury(Arc::clone(&descriptors), None);
         let (Some(daemon), Some(conn)) = (self.daemons.get(&on), self.conns.get(&id)) else {
@@ -150,29 +147,27 @@ impl<F> Server<F> {
 
     /// Answers the publications that are done; returns the connections that got an answer.
     pub(super) fn answer_publications(&mut self, now: Now) -> Vec<ConnId> {
+        let done: Vec<(DaemonId, Publication)> = self
+            .daemons
+            .iter_mut()
+            .filter_map(|(&daemon, state)| {
+                let publication = &mut state.publication;
+                let done = publication.take_if(|publication| publication.outcome.is_some())?;
+                Some((daemon, done))
+            })
+            .collect();
         let mut answered = Vec::new();
-        for (&daemon, state) in &mut self.daemons {
-            let Some(done) = state
-                .publication
-                .take_if(|publication| publication.outcome.is_some())
-            else {
-                continue;
-            };
+        for (daemon, done) in done {
             let (Some((id, request)), Some(outcome)) = (done.waiter, done.outcome) else {
                 continue;
             };
-            let Some(conn) = self.conns.get_mut(&id) else {
-                continue;
-            };
-            conn.waiting = false;
-            conn.last_request = now;
             match outcome {
-                Ok(generation) => conn
-                    .link
-                    .send(request, &Published { daemon, generation }.into(), None),
+                Ok(generation) => self.answer(now, id, request, Published { daemon, generation }),
                 Err(failure) => {
-                    state.tally.refused(failure.code);
-                    conn.link.send(request, &failure.into(), None);
+                    if let Some(state) = self.daemons.get_mut(&daemon) {
+                        state.tally.refused(failure.code);
+                    }
+                    self.answer(now, id, request, failure);
                 }
             }
             answered.push(id);

@@ -2,6 +2,8 @@
 
 use super::{ReleaseTicket, Vault, VaultEvent};
 use crate::content::Generation;
+#[cfg(any(test, feature = "faults"))]
+use crate::machine::contain::faults;
 use crate::machine::reap::Bundle;
 use crate::machine::{ConnId, Origin};
 use crate::time::Now;
@@ -11,17 +13,19 @@ use crate::wire::message::{
 };
 
 impl<F> Vault<F> {
-    pub(super) fn frame(&mut self, now: Now, id: ConnId, origin: Origin, frame: Frame<F>) {
+    /// Does what a frame asks for, and takes what it brought along.
+    pub(super) fn frame(&mut self, now: Now, id: ConnId, origin: Origin, frame: &mut Frame<F>) {
         let Frame {
             kind,
             request,
-            body,
-            descriptors,
-        } = frame;
-        let message = match Message::decode(kind, &body) {
+            ref body,
+            ref mut descriptors,
+        } = *frame;
+        #[cfg(any(test, feature = "faults"))]
+        faults::point(faults::AT_ONCE, request);
+        let message = match Message::decode(kind, body) {
             Ok(message) => message,
             Err(error) => {
-                self.reaper.bury_received(descriptors);
                 let code = match error {
                     MessageError::UnknownKind(_) => ErrorCode::UnknownCommand,
                     _ => ErrorCode::Malformed,
@@ -34,7 +38,6 @@ impl<F> Vault<F> {
                 self.publish(now, (id, origin), request, publish, descriptors);
             }
             (_, message) if !descriptors.is_empty() => {
-                self.reaper.bury_received(descriptors);
                 let why = format!("a {} message owns no descriptors here", message.name());
                 self.refuse(id, request, ErrorCode::BadDescriptors, &why);
             }

@@ -16,12 +16,14 @@ pub use event::VaultEvent;
 pub use inherit::{Follower, InheritError, Inheritance, Inherited};
 pub use inventory::{Inventory, MAX_DESCRIPTION, inventory_names, is_end_name};
 
+use super::contain::{Panicked, contain};
 use super::link::Link;
 use super::reap::{Bundle, DiscardId, Reaper};
 use super::{ConnId, Ends, Machine, Origin, Outgoing, Output};
 use crate::content::Generation;
 use crate::peer::{Facts, Peer};
 use crate::time::{Now, Span};
+use crate::wire::FrameError;
 use crate::wire::message::{
     ContentInfo, Control, DaemonId, DaemonInfo, Define, ErrorCode, Expects, GetStatus, Holds, Lead, Lost,
     Message, Publish, Released, Stop,
@@ -404,11 +406,37 @@ impl<F> Vault<F> {
             if conn.link.queued() > MAX_UNREAD + 2 * self.holdings.len() {
                 return self.give_up(id, "it does not read what it is sent".to_owned());
             }
-            match conn.link.next_frame() {
-                Ok(None) => return,
-                Ok(Some(frame)) => self.frame(now, id, origin, frame),
-                Err(error) => return self.give_up(id, error.to_string()),
+            let mut frame = None;
+            let handled = contain(|| {
+                if let Some(conn) = self.conns.get_mut(&id) {
+                    frame = conn.link.next_frame()?;
+                }
+                if let Some(frame) = &mut frame {
+                    self.frame(now, id, origin, frame);
+                }
+                Ok::<_, FrameError>(())
+            });
+            let is_over = frame.is_none();
+            // What it brought along and nobody took.
+            self.reaper
+                .bury_received(frame.into_iter().flat_map(|frame| frame.descriptors));
+            match handled {
+                Ok(Ok(())) if is_over => return,
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return self.give_up(id, error.to_string()),
+                Err(panicked) => return self.panicked(id, panicked),
             }
+        }
+    }
+
+    /// Ends the connection whose input found a bug. What is held is the truth; whether the server was told all of it
+    /// is not known, so where it may not have been, another one is told anew.
+    fn panicked(&mut self, id: ConnId, Panicked(why): Panicked) {
+        let why =
+            format!("this is a bug in weightd, please report it: handling what it said panicked: {why}");
+        self.give_up(id, why);
+        if let Some(server) = self.server.filter(|_| self.leads && !self.is_armed()) {
+            self.give_up(server, "it may not have been told all".to_owned());
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::{Content, Holding, Vault, VaultEvent};
 use crate::content::{Comparison, Generation, MAX_KEY};
+use crate::machine::descriptors::taken;
 use crate::machine::{ConnId, Origin, check_descriptors};
 use crate::peer::Facts;
 use crate::time::Now;
@@ -17,15 +18,9 @@ impl<F> Vault<F> {
         (id, origin): (ConnId, Origin),
         request: u32,
         publish: Publish,
-        descriptors: Vec<(Facts, F)>,
+        descriptors: &mut Vec<(Facts, F)>,
     ) {
         let checked = check_descriptors(&publish.content, descriptors.iter().map(|(facts, _)| facts));
-        let descriptors = Arc::new(
-            descriptors
-                .into_iter()
-                .map(|(_, descriptor)| descriptor)
-                .collect(),
-        );
         let daemon = publish.daemon;
         let refusal = match (self.holdings.get(&daemon), checked) {
             (None, _) => Some((ErrorCode::Malformed, format!("there is no daemon {daemon}"))),
@@ -41,7 +36,6 @@ impl<F> Vault<F> {
                 .or_else(|| conflict(holding, &publish).map(|why| (ErrorCode::Conflict, why))),
         };
         if let Some((code, why)) = refusal {
-            self.reaper.bury(descriptors, None);
             return self.refuse(id, request, code, &why);
         }
         let generation = Generation {
@@ -64,7 +58,7 @@ impl<F> Vault<F> {
                 generation,
                 lives_with: publish.content.is_legacy().then_some(id),
                 info: publish.content,
-                descriptors,
+                descriptors: Arc::new(taken(descriptors)),
             };
             if let Ok(old) = std::mem::replace(&mut holding.content, Ok(content)) {
                 replaced = Some(old.generation);

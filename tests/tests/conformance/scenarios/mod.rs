@@ -100,6 +100,7 @@ macro_rules! every_scenario {
                 descriptors_that_are_not_announced_end_their_sender
                 descriptors_that_do_not_come_end_their_sender
                 an_unknown_command_is_answered_and_the_connection_stays
+                a_request_that_panics_ends_its_sender_alone
             }
             impostors {
                 garbage_is_malformed

@@ -4,9 +4,12 @@ use crate::stage::*;
 use crate::world::frame;
 use weightd_core::content::Generation;
 use weightd_core::machine::Limits;
+use weightd_core::machine::faults::{AT_ONCE, WHEN_ANSWERED};
 use weightd_core::time::Span;
 use weightd_core::wire::Message;
-use weightd_core::wire::message::{ErrorCode, GetMemory, GetState, GetStatus, Release, Replace};
+use weightd_core::wire::message::{
+    ErrorCode, Expects, GetMemory, GetState, GetStatus, Publish, Release, Replace,
+};
 
 fn serving<S: Stage>() -> (S, Generation) {
     let mut stage = S::start(Daemon::loaded());
@@ -176,4 +179,39 @@ pub fn an_unknown_command_is_answered_and_the_connection_stays<S: Stage>() {
     let heard = stage.hears(&mut stranger, 1);
     assert!(matches!(heard[..], [Message::Released(_)]), "{heard:?}");
     stage.hangs_up(stranger);
+}
+
+/// The daemon's part of it is in the core's own tests; here it is that every server goes on.
+pub fn a_request_that_panics_ends_its_sender_alone<S: Stage>() {
+    let (mut stage, generation) = serving::<S>();
+    let (engine, end) = stage.run(Order::load().patient());
+    assert_eq!(end, mapped(generation));
+    for fault in [AT_ONCE, WHEN_ANSWERED] {
+        let mut stranger = stage.stranger();
+        stage.says(&mut stranger, &frame(&get_state(), fault, 0), Vec::new());
+        assert_eq!(code(&stage.hears_the_end(&mut stranger)), ErrorCode::Internal);
+        is_served(&mut stage, generation);
+    }
+    // With what came along, and behind another request.
+    let (content, given) = stage.genuine(FIRST);
+    let publish = Publish {
+        daemon: 0,
+        generation: None,
+        expects: Expects::Generation(generation),
+        key: key(),
+        content,
+    };
+    let both = [
+        frame(&GetMemory {}.into(), 1, 0),
+        frame(&publish.into(), AT_ONCE, given.len()),
+    ];
+    let mut stranger = stage.stranger();
+    stage.says(&mut stranger, &both.concat(), given);
+    let heard = stage.hears_the_end(&mut stranger);
+    assert!(matches!(heard[0], Message::Memory(_)), "{heard:?}");
+    assert_eq!(code(&heard), ErrorCode::Internal);
+    stage.settles("only the first engine leases", |status| status.leases == 1);
+    assert_eq!(stage.reads(&engine), FIRST.mark);
+    assert!(!stage.is_lost(&engine));
+    stage.leave(engine);
 }
