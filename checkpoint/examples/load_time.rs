@@ -1,6 +1,6 @@
 //! Times the load pipeline, without launcher or server:
-//! `load_time MODEL cpu|cuda TP [WORKERS CHUNK_KIB] [REPEATS]`, all ranks on one device, three times
-//! unless said otherwise.
+//! `load_time [--digest] [--checksums] MODEL cpu|cuda TP [WORKERS CHUNK_KIB] [REPEATS]`, all ranks on one
+//! device, three times unless said otherwise.
 //!
 //! The context is made and the plan is ready before the clock starts.
 
@@ -14,9 +14,14 @@ use weightd_core::plan::placement::{Node, Parallel, place};
 use weightd_gpu::Device;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let args: Vec<String> = env::args().skip(1).collect();
+    let (flags, args): (Vec<String>, Vec<String>) =
+        env::args().skip(1).partition(|arg| arg.starts_with("--"));
+    let flag = |name: &str| flags.iter().any(|flag| flag == name);
     let [model, kind, tp, rest @ ..] = args.as_slice() else {
-        return Err("usage: load_time MODEL cpu|cuda TP [WORKERS CHUNK_KIB] [REPEATS]".into());
+        return Err(
+            "usage: load_time [--digest] [--checksums] MODEL cpu|cuda TP [WORKERS CHUNK_KIB] [REPEATS]"
+                .into(),
+        );
     };
     let (tuning, repeats) = match rest {
         [] => (None, 3),
@@ -36,7 +41,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "cuda" => (Device::cuda()?[0], HandleKind::CudaFd),
         _ => (Device::host(0), HandleKind::Memfd),
     };
-    let mut options = LoadOptions::of(device.kind());
+    let mut options = LoadOptions {
+        digest: flag("--digest"),
+        checksums: flag("--checksums"),
+        ..LoadOptions::of(device.kind())
+    };
     if let Some((workers, chunk)) = tuning {
         options.workers = workers.parse::<NonZero<usize>>()?;
         options.cold_workers = options.workers;
