@@ -8,7 +8,9 @@ use std::env;
 use std::num::NonZero;
 use std::path::Path;
 use std::time::Instant;
-use weightd_checkpoint::{Checkpoint, LoadOptions, NodePlan, Progress, Sharding, ShardingOptions, load};
+use weightd_checkpoint::{
+    Checkpoint, DigestAlong, LoadOptions, NodePlan, Progress, Sharding, ShardingOptions, load,
+};
 use weightd_core::content::HandleKind;
 use weightd_core::plan::placement::{Node, Parallel, place};
 use weightd_gpu::Device;
@@ -42,7 +44,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         _ => (Device::host(0), HandleKind::Memfd),
     };
     let mut options = LoadOptions {
-        digest: flag("--digest"),
+        digest: match flag("--digest") {
+            true => DigestAlong::Always,
+            false => DigestAlong::Never,
+        },
         checksums: flag("--checksums"),
         ..LoadOptions::of(device.kind())
     };

@@ -11,7 +11,7 @@ mod cache;
 
 use crate::error::CheckpointError;
 use crate::files::SourceFile;
-use crate::load::{LoadError, LoadOptions, Pipeline, Progress};
+use crate::load::{DigestAlong, LoadError, LoadOptions, Pipeline, Progress};
 use crate::open::{Checkpoint, Part};
 pub use cache::{DigestCache, DigestCacheError};
 use std::collections::BTreeMap;
@@ -57,11 +57,15 @@ impl Checkpoint {
             devices: &[],
             regions: &[],
             progress,
-            hashes: Some(&hashes),
+            hashes: &hashes,
             checksums: &[],
         };
+        let options = LoadOptions {
+            digest: DigestAlong::Always,
+            ..*options
+        };
         pipeline
-            .run(options, None)
+            .run(&options, None)
             .map_err(|failure| failure.of(|local| local))?;
         self.unchanged()?;
         Ok(hashes.digest())

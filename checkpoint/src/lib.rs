@@ -32,7 +32,9 @@ pub use error::{CheckpointError, ConfigFault, HeaderFault, IndexFault};
 pub use files::{FileStat, FileTime, SourceFile};
 pub use header::StoredTensor;
 pub use key::KeyOptions;
-pub use load::{LoadError, LoadOptions, LoadStats, Loaded, LoadedRank, PathTaken, Progress, load};
+pub use load::{
+    DigestAlong, LoadError, LoadOptions, LoadStats, Loaded, LoadedRank, PathTaken, Progress, load,
+};
 pub use open::Checkpoint;
 pub use plan::{NodePlan, PlanError, RankPlan};
 pub use rules::{

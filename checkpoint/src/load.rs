@@ -15,7 +15,7 @@ use crate::checksum::Checksums;
 use crate::digest::{CHUNK_BYTES, Hashes};
 use crate::{Checkpoint, CheckpointError, NodePlan, RankPlan};
 pub use path::PathTaken;
-pub(crate) use pipeline::Pipeline;
+pub(crate) use pipeline::{Pipeline, Read};
 use std::io;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -41,11 +41,23 @@ pub struct LoadOptions {
     /// Whether other loaders of this machine read the same files at about this time: then all of it
     /// goes through the page cache, so that the disk is read once for all of them.
     pub shared: bool,
-    /// Whether the digest is computed from the very bytes that are loaded. Then every byte is read, also
-    /// what no rank of this node needs, in chunks of [`CHUNK_BYTES`](crate::CHUNK_BYTES).
-    pub digest: bool,
+    /// Whether the digest is computed from the very bytes that are loaded.
+    pub digest: DigestAlong,
     /// Whether the manifests get a checksum for each tensor, taken from the bytes that are loaded.
     pub checksums: bool,
+}
+
+/// Whether a load computes the digest along the way. Then every byte is read, also what no rank of this node
+/// needs, in chunks of [`CHUNK_BYTES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DigestAlong {
+    /// It does not.
+    Never,
+    /// It does where that costs no time: most of the checkpoint comes from disk, which is slower than the
+    /// hash, and is needed anyway.
+    WhereFree,
+    /// It does.
+    Always,
 }
 
 impl Default for LoadOptions {
@@ -78,7 +90,7 @@ impl LoadOptions {
             },
             gap_bytes: 16 << 10,
             shared: false,
-            digest: false,
+            digest: DigestAlong::Never,
             checksums: false,
         }
     }
@@ -96,8 +108,8 @@ impl LoadOptions {
 
     fn chunk(&self) -> u64 {
         match self.digest {
-            true => CHUNK_BYTES,
-            false => self.chunk_bytes.max(4 << 10),
+            DigestAlong::Always => CHUNK_BYTES,
+            _ => self.chunk_bytes.max(4 << 10),
         }
     }
 }
@@ -148,7 +160,7 @@ impl Progress {
 pub struct Loaded {
     /// The ranks, by local rank.
     pub ranks: Vec<LoadedRank>,
-    /// The digest of the checkpoint, where it was asked for.
+    /// The digest of the checkpoint, where it was computed along the way.
     pub digest: Option<[u8; 32]>,
     /// What it took.
     pub stats: LoadStats,
@@ -239,17 +251,17 @@ pub fn load(
     let global_rank = |local: u32| ranks[local as usize].placement.global_rank;
     let summed = ranks.iter().filter(|_| options.checksums);
     let checksums: Vec<Checksums> = summed.map(|plan| Checksums::new(&plan.manifest)).collect();
-    let hashes = options.digest.then(|| Hashes::new(checkpoint));
+    let hashes = Hashes::new(checkpoint);
     let pipeline = Pipeline {
         files: checkpoint.files(),
         read,
         devices,
         regions: &regions,
         progress,
-        hashes: hashes.as_ref(),
+        hashes: &hashes,
         checksums: &checksums,
     };
-    let path = pipeline
+    let Read { path, hashed } = pipeline
         .run(options, memory)
         .map_err(|failure| failure.of(global_rank))?;
     checkpoint.unchanged()?;
@@ -280,7 +292,7 @@ pub fn load(
         duration: start.elapsed(),
         path,
     };
-    let digest = hashes.map(Hashes::digest);
+    let digest = hashed.then(|| hashes.digest());
     Ok(Loaded { ranks, digest, stats })
 }
 

@@ -16,7 +16,9 @@ use std::time::Duration;
 use tracing::debug;
 use weightd_blocking::channel::Channel;
 use weightd_blocking::digest;
-use weightd_checkpoint::{Checkpoint, LoadOptions, Loaded, LoadedRank, NodePlan, Progress, load};
+use weightd_checkpoint::{
+    Checkpoint, DigestAlong, LoadOptions, Loaded, LoadedRank, NodePlan, Progress, load,
+};
 use weightd_core::content::Key;
 use weightd_core::machine::HandoverEvent;
 use weightd_core::wire::message::{self, ContentInfo, DaemonId, Digest, Expects, Publish};
@@ -83,14 +85,22 @@ fn load_model(
     let plan = model.plan(&model.sharding(checkpoint)?)?;
     let mut identity = checkpoint.identity();
     identity.digest = digest::known(&identity);
-    // Where a file may change and its times not say so, the bytes that are loaded must.
+    let digest = match (identity.files, identity.digest) {
+        // Where a file may change and its times not say so, the bytes that are loaded must.
+        (None, _) => DigestAlong::Always,
+        (Some(_), None) => DigestAlong::WhereFree,
+        (Some(_), Some(_)) => DigestAlong::Never,
+    };
     let options = LoadOptions {
-        digest: identity.files.is_none(),
+        digest,
         checksums,
         ..LoadOptions::of(model.members[0].1.device.kind())
     };
     let loaded = load_reporting(checkpoint, &plan, &model.members, &options, channel)?;
-    identity.digest = loaded.digest.or(identity.digest);
+    if let Some(digest) = loaded.digest {
+        digest::remember(&identity, &digest);
+        identity.digest = Some(digest);
+    }
     // The launcher says it, with whatever else it says.
     for told in told(model, &loaded) {
         channel.machine_mut().loaded(told);

@@ -1,8 +1,8 @@
 //! The digest of an engine's checkpoint: remembered, or computed and then remembered.
 
 use std::time::{Duration, Instant};
-use tracing::{info, warn};
-use weightd_checkpoint::{Checkpoint, DigestCache, LoadError, LoadOptions, Progress};
+use tracing::{debug, info, warn};
+use weightd_checkpoint::{Checkpoint, DigestCache, DigestCacheError, LoadError, LoadOptions, Progress};
 use weightd_core::content::CheckpointId;
 
 /// A digest, and what it took to know it.
@@ -55,7 +55,12 @@ pub fn compute(
     let digest = checkpoint.digest(options, progress)?;
     let (bytes_read, took) = (checkpoint.bytes(), start.elapsed());
     let (gb, seconds) = (bytes_read as f64 / 1e9, took.as_secs_f64());
-    let kept = keep(&checkpoint.identity(), &digest);
+    let kept = match remember(&checkpoint.identity(), &digest) {
+        true => "once and for all",
+        false => {
+            "for now: its files' times do not tell of every change, are seconds old, or nothing can be kept"
+        }
+    };
     info!(
         "computed the digest of the checkpoint from {gb:.2} GB in {seconds:.2} s ({:.1} GB/s), {kept}",
         gb / seconds
@@ -69,24 +74,26 @@ pub fn compute(
 
 /// The digest of these files, if this user has computed it before.
 pub fn known(identity: &CheckpointId) -> Option<[u8; 32]> {
-    // Why there is no cache is said when something is to be kept.
-    let found = DigestCache::of_user().ok()?.get(identity);
+    let found = DigestCache::of_user().and_then(|cache| cache.get(identity));
     found.unwrap_or_else(|error| {
-        warn!("digests that were computed before: {error}");
+        say(&error);
         None
     })
 }
 
-/// What became of it.
-fn keep(identity: &CheckpointId, digest: &[u8; 32]) -> &'static str {
-    if identity.files.is_none() {
-        return "for now: the times of its files do not tell of every change, or are seconds old";
-    }
-    match DigestCache::of_user().and_then(|cache| cache.put(identity, digest)) {
-        Ok(()) => "once and for all",
-        Err(error) => {
-            warn!("digests that were computed before: {error}");
-            "for now"
+/// Keeps the digest of these files for [`known`]; false where they have no identity to keep it by, or it cannot
+/// be kept.
+pub fn remember(identity: &CheckpointId, digest: &[u8; 32]) -> bool {
+    let kept = DigestCache::of_user().and_then(|cache| cache.put(identity, digest));
+    kept.inspect_err(say).is_ok() && identity.files.is_some()
+}
+
+/// What cannot be trusted is for the operator to look at; where there is no cache at all, digests are computed.
+fn say(error: &DigestCacheError) {
+    match error {
+        DigestCacheError::NotOurs { .. } | DigestCacheError::Damaged { .. } => {
+            warn!("remembered digest: {error}")
         }
+        _ => debug!("remembered digest: {error}"),
     }
 }

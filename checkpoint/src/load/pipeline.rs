@@ -2,9 +2,9 @@
 
 use super::path::Counters;
 use super::reader::Reader;
-use super::{LoadError, LoadOptions, PathTaken, Progress};
+use super::{DigestAlong, LoadError, LoadOptions, PathTaken, Progress};
 use crate::checksum::{Checksums, Rows as Summed};
-use crate::digest::Hashes;
+use crate::digest::{CHUNK_BYTES, Hashes};
 use crate::plan::REGION;
 use crate::{CheckpointError, SourceFile};
 use std::io;
@@ -21,10 +21,17 @@ pub(crate) struct Pipeline<'a> {
     pub devices: &'a [Device],
     pub regions: &'a [Region],
     pub progress: &'a Progress,
-    /// Where every byte of the files is to be looked at.
-    pub hashes: Option<&'a Hashes<'a>>,
+    /// For where every byte of the files is looked at.
+    pub hashes: &'a Hashes<'a>,
     /// By local rank, where what is written is to be summed.
     pub checksums: &'a [Checksums],
+}
+
+/// What was done.
+pub(crate) struct Read {
+    pub path: PathTaken,
+    /// Whether every block was hashed.
+    pub hashed: bool,
 }
 
 /// Why a worker stopped.
@@ -52,21 +59,23 @@ impl Failure {
 
 impl Pipeline<'_> {
     /// Fills the regions. After the first failure no worker begins another chunk.
-    pub fn run(&self, options: &LoadOptions, memory: Option<LaneMemory>) -> Result<PathTaken, Failure> {
+    pub fn run(&self, options: &LoadOptions, memory: Option<LaneMemory>) -> Result<Read, Failure> {
         for fill in self.read.fills() {
             let written = self.regions[fill.rank as usize].zero(fill.offset, fill.bytes);
             written.map_err(|error| Failure::Write(fill.rank, error))?;
             self.progress.written[fill.rank as usize].fetch_add(fill.bytes, Relaxed);
         }
-        let options = LoadOptions {
-            digest: self.hashes.is_some(),
-            ..*options
-        };
-        let chunk_bytes = options.chunk();
-        let reads = Mutex::new(self.reads(&options));
         let readers = self.files.iter().map(|file| Reader::open(file, options.shared));
         let readers: Vec<Reader<'_>> = readers.collect();
-        let workers = match 2 * readers.iter().filter(|reader| reader.is_cold()).count() > readers.len() {
+        let is_cold = 2 * readers.iter().filter(|reader| reader.is_cold()).count() > readers.len();
+        let hashed = match options.digest {
+            DigestAlong::Never => false,
+            DigestAlong::WhereFree => is_cold && self.needs_most(),
+            DigestAlong::Always => true,
+        };
+        let chunk_bytes = if hashed { CHUNK_BYTES } else { options.chunk() };
+        let reads = Mutex::new(self.reads(hashed, chunk_bytes, options.gap_bytes));
+        let workers = match is_cold {
             true => options.workers.max(options.cold_workers),
             false => options.workers,
         };
@@ -90,6 +99,7 @@ impl Pipeline<'_> {
                 let (reads, stop) = (&reads, &stop);
                 let mut worker = Worker {
                     pipeline: self,
+                    hashes: hashed.then_some(self.hashes),
                     readers: &readers,
                     taken: &taken,
                     lane,
@@ -119,15 +129,27 @@ impl Pipeline<'_> {
             }
             result
         })?;
-        Ok(taken.sum())
+        let path = taken.sum();
+        Ok(Read { path, hashed })
     }
 
-    /// What is read: what some rank needs, or all there is.
-    fn reads(&self, options: &LoadOptions) -> Reads<'_> {
-        if options.digest {
-            return Box::new(self.read.blocks(options.chunk()));
+    /// Whether ranks need at least 19 of 20 bytes, so that reading the others too takes no time worth saving.
+    fn needs_most(&self) -> bool {
+        let needed = self
+            .read
+            .sources()
+            .iter()
+            .filter(|source| !source.parts.is_empty());
+        let needed: u64 = needed.map(|source| source.bytes).sum();
+        needed / 19 >= self.read.files().iter().sum::<u64>() / 20
+    }
+
+    /// What is read: all there is, or what some rank needs.
+    fn reads(&self, all: bool, chunk_bytes: u64, gap_bytes: u64) -> Reads<'_> {
+        if all {
+            return Box::new(self.read.blocks(chunk_bytes));
         }
-        let chunks = self.read.chunks(options.chunk(), options.gap_bytes);
+        let chunks = self.read.chunks(chunk_bytes, gap_bytes);
         Box::new(chunks.map(|chunk| Block {
             range: chunk.offset..chunk.offset + chunk.bytes,
             chunk,
@@ -141,6 +163,7 @@ type Reads<'a> = Box<dyn Iterator<Item = Block> + Send + 'a>;
 /// One thread's way from files to regions.
 struct Worker<'a> {
     pipeline: &'a Pipeline<'a>,
+    hashes: Option<&'a Hashes<'a>>,
     /// By file.
     readers: &'a [Reader<'a>],
     taken: &'a Counters,
@@ -183,7 +206,7 @@ impl Worker<'_> {
         self.pipeline
             .progress
             .add_read(block.range.end - block.range.start);
-        match self.pipeline.hashes {
+        match self.hashes {
             None => Ok(()),
             Some(hashes) => hashes.add(block, &buffer[at..at + bytes]).map_err(Failure::Read),
         }

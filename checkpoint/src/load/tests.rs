@@ -11,7 +11,7 @@ const OPTIONS: LoadOptions = LoadOptions {
     chunk_bytes: 4 << 10,
     gap_bytes: 0,
     shared: false,
-    digest: false,
+    digest: DigestAlong::Never,
     checksums: false,
 };
 
@@ -23,7 +23,7 @@ fn run(checkpoint: &Checkpoint, plan: &ReadPlan, regions: &[Region]) -> Result<P
         devices: &[],
         regions,
         progress: &progress,
-        hashes: None,
+        hashes: &Hashes::new(checkpoint),
         checksums: &[],
     };
     pipeline

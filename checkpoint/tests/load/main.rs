@@ -14,8 +14,8 @@ use serde_json::json;
 use std::num::NonZero;
 use std::path::Path;
 use weightd_checkpoint::{
-    Checkpoint, CheckpointError, LoadError, LoadOptions, Loaded, NodePlan, Progress, Rank, Sharding,
-    ShardingOptions, load, save,
+    Checkpoint, CheckpointError, DigestAlong, LoadError, LoadOptions, Loaded, NodePlan, Progress, Rank,
+    Sharding, ShardingOptions, load, save,
 };
 use weightd_core::content::manifest::{ManifestBuilder, Region, TensorKind, TensorSpec};
 use weightd_core::content::{DeviceUuid, Dtype, HandleKind};
@@ -135,18 +135,35 @@ fn a_checkpoint_that_is_not_cached_is_read_past_the_cache_unless_it_is_shared() 
             direct.is_ok() && weightd_gpu::resident(&source.file, 0, 0) == Some(0)
         })
     };
-    for shared in [false, true] {
+    let (never, free) = (DigestAlong::Never, DigestAlong::WhereFree);
+    for (shared, digest) in [(false, never), (false, free), (true, free)] {
         let shown = evict();
         let options = LoadOptions {
             shared,
+            digest,
             ..LoadOptions::of(DeviceKind::Cpu)
         };
         let loaded = try_load(&checkpoint, &tensor_parallel(2), &options).unwrap();
         let path = loaded.stats.path;
-        assert_eq!(loaded.stats.bytes_read, stored_bytes(&checkpoint));
-        assert_eq!(path.buffered + path.direct, stored_bytes(&checkpoint));
+        // The digest comes along exactly where all of it comes from disk.
+        let all = checkpoint.files().iter().map(|file| file.bytes).sum();
+        let expected = if loaded.digest.is_some() {
+            all
+        } else {
+            stored_bytes(&checkpoint)
+        };
+        assert_eq!(loaded.stats.bytes_read, expected);
+        assert_eq!(path.buffered + path.direct, expected);
+        assert_eq!(loaded.digest.is_some(), shown && !shared && digest == free);
+        if let Some(digest) = loaded.digest {
+            assert_eq!(checkpoint.digest(&options, &Progress::default()).unwrap(), digest);
+        }
         match shown {
-            true if !shared => assert!(path.direct > path.buffered && path.slack > 0, "{path:?}"),
+            true if !shared => {
+                assert!(path.direct > path.buffered, "{path:?}");
+                // Chunks of the digest are whole blocks.
+                assert_eq!(path.slack > 0, loaded.digest.is_none(), "{path:?}");
+            }
             true => assert_eq!((path.direct, path.slack), (0, 0)),
             false => eprintln!("skipped: files cannot be evicted, or have no O_DIRECT, here"),
         }
@@ -361,7 +378,7 @@ proptest! {
     let checkpoint = made.open();
         let options = LoadOptions {
             workers: NonZero::new(workers).unwrap(), cold_workers: NonZero::<usize>::MIN, chunk_bytes, gap_bytes, shared: false,
-            digest, checksums,
+            digest: if digest { DigestAlong::Always } else { DigestAlong::Never }, checksums,
         };
         let loaded = try_load(&checkpoint, &tensor_parallel(tp), &options).unwrap();
         let all = checkpoint.files().iter().map(|file| file.bytes).sum();
