@@ -15,12 +15,13 @@ pub enum CheckpointError {
     /// Nothing is there.
     #[error("{}: no such directory; give the directory that holds config.json and the safetensors files", .path.display())]
     NoSuchDirectory { path: PathBuf },
-    /// Nothing is there, and what was given has the form of a repository id.
-    #[error(
-        "{repository}: no such directory; if it is a Hugging Face repository, run `hf download {repository}` \
-         and give the directory that it prints"
-    )]
-    RepositoryId { repository: String },
+    /// A snapshot of the Hugging Face cache is not whole.
+    #[error("{fault}; {remedy}")]
+    InSnapshot {
+        #[source]
+        fault: Box<CheckpointError>,
+        remedy: String,
+    },
     /// A file was given for the directory.
     #[error("{}: not a directory; give the directory that holds config.json and the safetensors files", .path.display())]
     NotADirectory { path: PathBuf },

@@ -14,6 +14,7 @@ mod digest;
 mod error;
 mod files;
 mod header;
+mod hub;
 mod identity;
 mod index;
 mod key;
@@ -31,6 +32,7 @@ pub use digest::{CHUNK_BYTES, DigestCache, DigestCacheError, digest_from_hex, di
 pub use error::{CheckpointError, ConfigFault, HeaderFault, IndexFault};
 pub use files::{FileStat, FileTime, SourceFile};
 pub use header::StoredTensor;
+pub use hub::{FoundModel, HubCache, HubError};
 pub use key::KeyOptions;
 pub use load::{
     DigestAlong, LoadError, LoadOptions, LoadStats, Loaded, LoadedRank, PathTaken, Progress, load,

@@ -4,6 +4,7 @@ use crate::config::ModelConfig;
 use crate::error::{CheckpointError, IndexFault};
 use crate::files::SourceFile;
 use crate::header::{self, StoredTensor};
+use crate::hub;
 use crate::index::Index;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
@@ -25,8 +26,19 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Reads configuration, index and headers of the checkpoint in `dir`, and no weights. Each
-    /// file is opened once.
+    /// file is opened once. [`HubCache::find`](crate::HubCache::find) says where the directory of a
+    /// repository is.
     pub fn open(dir: &Path) -> Result<Checkpoint, CheckpointError> {
+        Checkpoint::open_files(dir).map_err(|fault| match hub::completion(dir, &fault) {
+            Some(remedy) => CheckpointError::InSnapshot {
+                fault: Box::new(fault),
+                remedy,
+            },
+            None => fault,
+        })
+    }
+
+    fn open_files(dir: &Path) -> Result<Checkpoint, CheckpointError> {
         let directory = open_directory(dir)?;
         let open = |name: &str| SourceFile::open(&directory, dir, name);
         let Some(mut config_file) = open(CONFIG)? else {
@@ -128,27 +140,10 @@ fn open_directory(dir: &Path) -> Result<OwnedFd, CheckpointError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let path = || dir.to_owned();
     rustix::fs::open(dir, flags, Mode::empty()).map_err(|errno| match errno {
-        Errno::NOENT => match dir.to_str().filter(|text| is_repository_id(text)) {
-            Some(repository) => CheckpointError::RepositoryId {
-                repository: repository.to_owned(),
-            },
-            None => CheckpointError::NoSuchDirectory { path: path() },
-        },
+        Errno::NOENT => CheckpointError::NoSuchDirectory { path: path() },
         Errno::NOTDIR => CheckpointError::NotADirectory { path: path() },
         errno => CheckpointError::io("open", dir, errno),
     })
-}
-
-/// Whether `text` has the form `owner/name` of the Hugging Face Hub.
-fn is_repository_id(text: &str) -> bool {
-    let is_part = |part: &str| {
-        part.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && part
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-    };
-    text.split_once('/')
-        .is_some_and(|(owner, name)| is_part(owner) && is_part(name))
 }
 
 /// Opens the files that the index names, in the order of their names. Other safetensors files

@@ -216,9 +216,9 @@ pub struct ShardingArgs {
 /// Which weights.
 #[derive(Clone, Debug, Args)]
 pub struct ModelArgs {
-    /// The directory of the checkpoint: config.json and safetensors files. It may also come without the
-    /// flag.
-    #[arg(long, short = 'm', value_name = "DIR")]
+    /// The directory of the checkpoint (config.json and safetensors files), or the id of a repository that
+    /// the local Hugging Face cache holds. It may also come without the flag.
+    #[arg(long, short = 'm', value_name = "DIR|ID")]
     pub model: PathBuf,
 
     #[command(flatten)]
@@ -231,9 +231,14 @@ pub struct ModelArgs {
 /// What else decides which weights are meant.
 #[derive(Clone, Debug, Args)]
 pub struct WeightsArgs {
-    /// The revision of the model; part of the key.
-    #[arg(long, value_name = "REV", default_value = "")]
+    /// The revision of the model: a branch, tag or commit of a repository [default: main]; part of the key.
+    #[arg(long, value_name = "REV", default_value = "", hide_default_value = true)]
     pub revision: String,
+
+    /// The cache to look for repositories in [default: as HF_HUB_CACHE, HF_HOME or XDG_CACHE_HOME say, else
+    /// ~/.cache/huggingface/hub]
+    #[arg(long, value_name = "DIR")]
+    pub download_dir: Option<PathBuf>,
 
     /// The quantization method of the checkpoint [default: the one that its config.json names]
     #[arg(long, short = 'q', value_name = "METHOD")]
@@ -479,8 +484,9 @@ pub struct StopArgs {
 
 #[derive(Clone, Debug, Args)]
 pub struct PlanArgs {
-    /// The directory of a checkpoint, of which no weight is read. It may also come without the flag.
-    #[arg(long, short = 'm', value_name = "DIR")]
+    /// The checkpoint, a directory or a repository's id, of which no weight is read. It may also come without
+    /// the flag.
+    #[arg(long, short = 'm', value_name = "DIR|ID")]
     pub model: Option<PathBuf>,
 
     /// The whole world: what each node serves. Nodes are counted by --nnodes, or follow from

@@ -3,9 +3,10 @@
 use crate::args::ModelArgs;
 use crate::error::CliError;
 use crate::node::{self, LocalRank};
-use crate::speculative::Speculative;
-use std::path::PathBuf;
-use weightd_checkpoint::{Checkpoint, KeyOptions, NodePlan, Rank, Sharding};
+use crate::speculative::{self, Speculative};
+use std::path::{Path, PathBuf};
+use tracing::info;
+use weightd_checkpoint::{Checkpoint, HubCache, KeyOptions, NodePlan, Rank, Sharding};
 use weightd_core::content::{CheckpointId, Key, Role};
 use weightd_core::wire::message::DaemonId;
 
@@ -18,6 +19,27 @@ pub struct Model {
     pub keys: KeyOptions,
     /// This node's ranks that hold it, each as a daemon of its own.
     pub members: Vec<(DaemonId, LocalRank)>,
+}
+
+/// The same with directories in the place of repository ids: the snapshots that the cache holds now. Loaders
+/// are told this, so that they take the same however often a branch moves.
+pub fn located(args: &ModelArgs) -> Result<ModelArgs, CliError> {
+    let weights = &args.weights;
+    let find = |model: &Path, revision: &str| {
+        let cache = weights.download_dir.as_deref().map(HubCache::at);
+        let cache = cache.unwrap_or_else(HubCache::from_env);
+        let found = cache.find(model, revision).map_err(CliError::failure)?;
+        if let Some((repository, revision)) = &found.repository {
+            info!("{repository} at {revision} is {}", found.dir.display());
+        }
+        Ok(found.dir)
+    };
+    let mut args = args.clone();
+    args.model = find(&args.model, &weights.revision)?;
+    if let Some(config) = &mut args.weights.speculative_config {
+        *config = speculative::located(config, find)?;
+    }
+    Ok(args)
 }
 
 /// What is said of speculative decoding.
@@ -46,10 +68,14 @@ pub fn models(args: &ModelArgs, ranks: &[LocalRank]) -> Result<Vec<Model>, CliEr
         .iter()
         .copied()
         .filter(|rank| rank.placement.pp_rank == last);
+    let mut keys_of_draft = keys.of_draft(draft.kind, draft.quantization);
+    if draft.model.is_some() {
+        keys_of_draft.revision = draft.revision;
+    }
     let draft = Model {
         role: Role::Draft,
         path: draft.model.unwrap_or_else(|| args.model.clone()),
-        keys: keys.of_draft(draft.kind, draft.quantization),
+        keys: keys_of_draft,
         members: (ranks.len() as DaemonId..).zip(ranks_of_draft).collect(),
     };
     Ok(vec![target, draft])

@@ -2,6 +2,7 @@
 
 use crate::error::CliError;
 use serde::Deserialize;
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use weightd_checkpoint::{Checkpoint, CheckpointError, Draft};
 
@@ -10,6 +11,8 @@ use weightd_checkpoint::{Checkpoint, CheckpointError, Draft};
 struct Config {
     method: Option<String>,
     model: Option<PathBuf>,
+    #[serde(default)]
+    revision: Option<String>,
     draft_tensor_parallel_size: Option<u32>,
     quantization: Option<String>,
 }
@@ -28,6 +31,8 @@ pub struct Drafted {
     pub kind: Draft,
     /// Its checkpoint, where that is not the target's.
     pub model: Option<PathBuf>,
+    /// The revision of that which was asked for, empty for none.
+    pub revision: String,
     /// The quantization method that was asked for.
     pub quantization: Option<String>,
 }
@@ -35,12 +40,7 @@ pub struct Drafted {
 impl Speculative {
     /// Reads the JSON that vLLM takes. `tp` is the target's tensor parallel size.
     pub fn parse(json: &str, tp: u32) -> Result<Speculative, CliError> {
-        let usage = |why: String| CliError::Usage(format!("--speculative-config: {why}"));
-        let config: Config = serde_json::from_str(json).map_err(|error| {
-            usage(format!(
-                "{error}; expected JSON such as {{\"method\": \"eagle3\", \"model\": \"DIR\"}}"
-            ))
-        })?;
+        let config = Config::parse(json)?;
         let method = match (config.method, &config.model) {
             (Some(method), _) => method,
             (None, Some(model)) => method_of(model).map_err(|error| {
@@ -50,12 +50,8 @@ impl Speculative {
             })?,
             (None, None) => return Err(usage("name a method: mtp, eagle or eagle3".to_owned())),
         };
-        let kind = match method.as_str() {
-            "eagle" | "eagle3" => Draft::Eagle,
-            // vLLM also takes `deepseek_mtp` and the like.
-            "mtp" => Draft::Mtp,
-            other if other.ends_with("_mtp") => Draft::Mtp,
-            _ => return Ok(Speculative::NotCached(method)),
+        let Some(kind) = kind_of(&method) else {
+            return Ok(Speculative::NotCached(method));
         };
         if kind == Draft::Eagle && config.model.is_none() {
             return Err(usage(format!(
@@ -70,9 +66,53 @@ impl Speculative {
             _ => Ok(Speculative::Drafted(Drafted {
                 kind,
                 model: config.model,
+                revision: config.revision.unwrap_or_default(),
                 quantization: config.quantization,
             })),
         }
+    }
+}
+
+/// The same JSON with the directory that `find` says in the place of the draft's repository, where the draft
+/// is cached.
+pub fn located(
+    json: &str,
+    find: impl Fn(&Path, &str) -> Result<PathBuf, CliError>,
+) -> Result<String, CliError> {
+    let config = Config::parse(json)?;
+    let (Some(model), true) = (
+        config.model,
+        config.method.is_none_or(|name| kind_of(&name).is_some()),
+    ) else {
+        return Ok(json.to_owned());
+    };
+    let dir = find(&model, &config.revision.unwrap_or_default())?;
+    let mut located: Value = serde_json::from_str(json).map_err(CliError::usage)?;
+    located["model"] = serde_json::to_value(dir).map_err(CliError::usage)?;
+    Ok(located.to_string())
+}
+
+impl Config {
+    fn parse(json: &str) -> Result<Config, CliError> {
+        serde_json::from_str(json).map_err(|error| {
+            usage(format!(
+                "{error}; expected JSON such as {{\"method\": \"eagle3\", \"model\": \"DIR\"}}"
+            ))
+        })
+    }
+}
+
+fn usage(why: String) -> CliError {
+    CliError::Usage(format!("--speculative-config: {why}"))
+}
+
+/// The draft that a method has, where it is cached.
+fn kind_of(method: &str) -> Option<Draft> {
+    match method {
+        "eagle" | "eagle3" => Some(Draft::Eagle),
+        // vLLM also takes `deepseek_mtp` and the like.
+        "mtp" => Some(Draft::Mtp),
+        other => other.ends_with("_mtp").then_some(Draft::Mtp),
     }
 }
 
@@ -99,6 +139,7 @@ mod tests {
             Ok(Speculative::Drafted(Drafted {
                 kind,
                 model: model.map(PathBuf::from),
+                revision: String::new(),
                 quantization: None,
             }))
         };
@@ -118,6 +159,26 @@ mod tests {
             parse(r#"{"method":"ngram"}"#),
             Ok(Speculative::NotCached("ngram".to_owned()))
         );
+    }
+
+    #[test]
+    fn only_drafts_that_are_cached_are_looked_for() {
+        let located = |json: &str| {
+            let find = |model: &Path, revision: &str| Ok(Path::new("/found").join(revision).join(model));
+            located(json, find).map(|json| parse(&json)).unwrap()
+        };
+        let Ok(Speculative::Drafted(draft)) = located(r#"{"method":"eagle3","model":"a/b","revision":"v1"}"#)
+        else {
+            panic!("a draft");
+        };
+        assert_eq!(draft.model, Some(PathBuf::from("/found/v1/a/b")));
+        assert_eq!(draft.revision, "v1");
+        assert_eq!(
+            located(r#"{"method":"draft_model","model":"a/b"}"#),
+            Ok(Speculative::NotCached("draft_model".to_owned()))
+        );
+        let error = located(r#"{"model":"a/b"}"#).unwrap_err();
+        assert!(error.contains("/found/a/b"), "{error}");
     }
 
     #[test]

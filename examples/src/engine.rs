@@ -5,13 +5,13 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
 use weightd_blocking::{EngineRank, LoaderOptions};
-use weightd_checkpoint::{Checkpoint, KeyOptions, Rank, ShardingOptions};
+use weightd_checkpoint::{Checkpoint, HubCache, KeyOptions, Rank, ShardingOptions};
 use weightd_gpu::Device;
 
 /// What an engine is told.
 #[derive(Clone, Debug, Args)]
 pub struct Engine {
-    /// The directory of the checkpoint.
+    /// The directory of the checkpoint, or the id of a repository that the Hugging Face cache holds.
     #[arg(long)]
     pub model: PathBuf,
 
@@ -31,11 +31,12 @@ impl Engine {
             processing: processing.to_owned(),
             ..KeyOptions::new(ShardingOptions::default())
         };
+        let model = HubCache::from_env().find(&self.model, &keys.revision)?;
         Ok(EngineRank {
             device: Device::host(0),
             slot: None,
             rank: Rank::default(),
-            checkpoint: Arc::new(Checkpoint::open(&self.model)?),
+            checkpoint: Arc::new(Checkpoint::open(&model.dir)?),
             keys,
             expert_load_balancing: false,
         })

@@ -9,7 +9,7 @@ pub use crate::loaded::{LoadError, Loaded};
 pub use crate::loading::Timing;
 pub use crate::options::{LoaderOptions, OptionsError};
 pub use crate::publishing::{PublishFailed, Published};
-pub use weightd_checkpoint::{Checkpoint, CheckpointError, KeyOptions, Rank, ShardingOptions};
+pub use weightd_checkpoint::{Checkpoint, CheckpointError, HubCache, KeyOptions, Rank, ShardingOptions};
 pub use weightd_core::content::manifest::TensorKind;
 pub use weightd_core::content::{DeviceUuid, Dtype, Generation, Key, Role};
 pub use weightd_core::machine::{AttachError, AttachOptions, Mode, PublishError};

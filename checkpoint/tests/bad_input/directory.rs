@@ -12,25 +12,6 @@ fn a_directory_that_is_not_there() {
 }
 
 #[test]
-fn a_repository_id_that_is_no_directory() {
-    let expected = [
-        "meta-llama/Llama-3.1-8B: no such directory",
-        "`hf download meta-llama/Llama-3.1-8B`",
-    ];
-    assert_is!(
-        error(Path::new("meta-llama/Llama-3.1-8B"), &expected),
-        CheckpointError::RepositoryId { .. }
-    );
-    for path in ["./a/b", "a/b/c", "../a", "a", "/a/b", "a/"] {
-        let path = Path::new(path);
-        assert_is!(
-            Checkpoint::open(path).unwrap_err(),
-            CheckpointError::NoSuchDirectory { .. }
-        );
-    }
-}
-
-#[test]
 fn a_file_for_a_directory() {
     let file = data("qwen3").join("config.json");
     assert_is!(

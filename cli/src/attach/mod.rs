@@ -6,7 +6,7 @@ mod report;
 use crate::args::{AttachArgs, VerifyArg};
 use crate::devices::Finder;
 use crate::error::CliError;
-use crate::models::{Model, models};
+use crate::models::{Model, located, models};
 use crate::node::{self, LocalRank};
 use crate::output::say;
 use crate::signals::Signals;
@@ -120,7 +120,7 @@ fn chosen_model(args: &AttachArgs) -> Result<Model, CliError> {
         Finder::Ourselves,
     )?;
     let role = if args.draft { Role::Draft } else { Role::Target };
-    let models = models(&args.model, &ranks)?;
+    let models = models(&located(&args.model)?, &ranks)?;
     let model = models.into_iter().find(|model| model.role == role);
     let mut model = model.ok_or_else(|| {
         CliError::usage(

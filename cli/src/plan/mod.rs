@@ -7,7 +7,7 @@ mod world;
 use crate::args::{ModelArgs, PlanArgs};
 use crate::devices::Finder;
 use crate::error::CliError;
-use crate::models::models;
+use crate::models::{located, models};
 use crate::node::{self, LocalRank};
 use crate::output::say;
 use model::ModelPlan;
@@ -36,11 +36,11 @@ fn model_plan(args: &PlanArgs, world: &World) -> Result<Option<ModelPlan>, CliEr
     let Some(model) = args.model.clone() else {
         return Ok(None);
     };
-    let model = ModelArgs {
+    let model = located(&ModelArgs {
         model,
         weights: args.weights.clone(),
         sharding: args.sharding.clone(),
-    };
+    })?;
     let nodes = world.nodes.iter().map(|node| models(&model, &node.ranks));
     let nodes = nodes.collect::<Result<Vec<_>, _>>()?;
     ModelPlan::new(&nodes).map(Some)

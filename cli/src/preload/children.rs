@@ -155,6 +155,8 @@ fn loader_args(model: &ModelArgs, device: DeviceArg) -> Vec<OsString> {
     } = model;
     let WeightsArgs {
         revision,
+        // Models are directories by now.
+        download_dir: _,
         quantization,
         quantization_config,
         engine_version,

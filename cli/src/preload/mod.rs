@@ -20,7 +20,7 @@ use crate::args::{DeviceArg, PreloadArgs};
 use crate::devices::Finder;
 use crate::error::CliError;
 use crate::health;
-use crate::models::{models, speculative};
+use crate::models::{located, models, speculative};
 use crate::node;
 use crate::speculative::Speculative;
 use launching::Ground;
@@ -44,7 +44,8 @@ fn cannot(doing: &'static str) -> impl Fn(io::Error) -> CliError {
 pub fn run(args: &PreloadArgs, log: &str) -> Result<ExitCode, CliError> {
     let ground = Ground::take()?;
     // Everything that can be refused is refused before anything is started.
-    let parallel = &args.model.sharding.parallel;
+    let asked = located(&args.model)?;
+    let parallel = &asked.sharding.parallel;
     let ranks = node::local_ranks(parallel, args.launcher.place.device, Finder::Child)?;
     let mut told = args.launcher.clone();
     // The loader takes what was found, whatever it would find itself.
@@ -52,12 +53,12 @@ pub fn run(args: &PreloadArgs, log: &str) -> Result<ExitCode, CliError> {
         Some(DeviceKind::Cuda) => DeviceArg::Cuda,
         _ => DeviceArg::Cpu,
     };
-    if let Some(Speculative::NotCached(method)) = speculative(&args.model)? {
+    if let Some(Speculative::NotCached(method)) = speculative(&asked)? {
         info!(
             "the draft of speculative method {method} is not cached: only those of mtp, eagle and eagle3 are"
         );
     }
-    let models = models(&args.model, &ranks)?;
+    let models = models(&asked, &ranks)?;
     let mut opened = Vec::with_capacity(models.len());
     let mut regions = Vec::new();
     for model in &models {
@@ -85,7 +86,7 @@ pub fn run(args: &PreloadArgs, log: &str) -> Result<ExitCode, CliError> {
     }
     let setup = Setup {
         source: Source::Checkpoint {
-            model: Box::new(args.model.clone()),
+            model: Box::new(asked),
             checksums: args.checksums,
         },
         told,

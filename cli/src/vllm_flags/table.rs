@@ -105,6 +105,7 @@ pub const FLAGS: &[Flag] = &[
     ours("model", One),
     ours("dtype", One),
     ours("revision", One),
+    ours("download-dir", One),
     ours("quantization", One),
     ours("quantization-config", One),
     ours("tensor-parallel-size", One),
@@ -292,7 +293,6 @@ pub const FLAGS: &[Flag] = &[
     free("trust-remote-code", Switch),
     free("code-revision", One),
     free("hf-token", AtMostOne),
-    free("download-dir", One),
     free("ignore-patterns", Many),
     // How vLLM reads files; weightd reads them in its own way.
     free("safetensors-prefetch-num-threads", One),

@@ -23,6 +23,7 @@ mod harness;
 mod health;
 mod hostile;
 mod http;
+mod hub;
 mod identity;
 mod key;
 mod kills;
