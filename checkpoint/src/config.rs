@@ -1,6 +1,7 @@
 //! `config.json`: what planning and keys need of it.
 
 use crate::error::{ConfigFault, excerpt};
+use crate::json;
 use serde_json::{Map, Value};
 
 /// What `config.json` says of the model. Of a multimodal model, the numbers are those of its
@@ -54,9 +55,10 @@ impl ModelConfig {
     }
 
     /// Reads the bytes of `config.json`.
-    pub(crate) fn parse(json: &[u8]) -> Result<ModelConfig, ConfigFault> {
+    pub(crate) fn parse(text: &[u8]) -> Result<ModelConfig, ConfigFault> {
+        json::check(text).map_err(|fault| ConfigFault::TooMuch { fault })?;
         let value: Value =
-            serde_json::from_slice(&without_python_numbers(json)).map_err(|error| ConfigFault::NotJson {
+            serde_json::from_slice(&without_python_numbers(text)).map_err(|error| ConfigFault::NotJson {
                 detail: excerpt(error),
             })?;
         let Value::Object(fields) = &value else {

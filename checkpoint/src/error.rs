@@ -59,6 +59,9 @@ pub enum CheckpointError {
         .path.display()
     )]
     TooLarge { path: PathBuf, bytes: u64, cap: u64 },
+    /// More tensors than any model has.
+    #[error("{}: with this file, there are more than {cap} tensors; are the files right?", .path.display())]
+    TooManyTensors { path: PathBuf, cap: usize },
     /// A file was written, truncated or replaced after it was opened.
     #[error(
         "{}: changed while it was read ({}); load again when nothing writes to it",
@@ -127,6 +130,8 @@ pub enum CheckpointError {
 pub enum ConfigFault {
     #[error("not JSON ({detail}); download or write the file again")]
     NotJson { detail: String },
+    #[error("{fault}; correct the file")]
+    TooMuch { fault: TooMuch },
     #[error("field {field}: is {found}, expected {expected}; correct the file")]
     WrongType {
         field: String,
@@ -139,6 +144,16 @@ pub enum ConfigFault {
     Missing { field: &'static str },
     #[error("field {field}: {bytes} bytes, and {cap} is the most; correct the file")]
     TooLong { field: String, bytes: usize, cap: usize },
+}
+
+/// More in a JSON text than in any that a model has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("more than {cap} {what}, and no model needs as many")]
+pub struct TooMuch {
+    /// What there is too much of: values, or objects.
+    pub what: &'static str,
+    /// The most that is read.
+    pub cap: usize,
 }
 
 /// What is wrong with `model.safetensors.index.json`.
@@ -194,6 +209,8 @@ pub enum HeaderFault {
     BadMetadata { detail: String },
     #[error("tensor {tensor:?}: listed twice")]
     Duplicate { tensor: String },
+    #[error("more than {cap} tensors, and no model has as many")]
+    TooMany { cap: usize },
     #[error("tensor {tensor:?}: unknown dtype {dtype:?}")]
     UnknownDtype { tensor: String, dtype: String },
     #[error("tensor {tensor:?}: data_offsets {begin} to {end} run backwards")]

@@ -9,10 +9,10 @@ use crate::files::SourceFile;
 use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use weightd_core::content::Dtype;
-use weightd_core::content::manifest::{MAX_DIMS, MAX_NAME_BYTES};
+use weightd_core::content::manifest::{MAX_DIMS, MAX_NAME_BYTES, MAX_NAMES};
 
 /// Where one tensor of the checkpoint is stored. Its range lies inside the file, `bytes` is what
 /// `shape` and `dtype` take, and no two tensors overlap: [`Checkpoint::open`](crate::Checkpoint::open)
@@ -89,11 +89,7 @@ fn header_bytes(file: &SourceFile) -> Result<Result<u64, HeaderFault>, Checkpoin
 /// The tensors of a header, in the order in which they are stored; offsets count from the start of
 /// the `data` bytes of data.
 fn parse(header: &[u8], data: u64) -> Result<Vec<(String, StoredTensor)>, HeaderFault> {
-    let mut tensors = Vec::new();
-    for (tensor, entry) in entries(header)? {
-        let stored = check_entry(&tensor, entry, data)?;
-        tensors.push((tensor, stored));
-    }
+    let mut tensors = entries(header, data)?;
     check_names(&tensors)?;
     tensors.sort_by_key(|(_, stored)| (stored.offset, stored.bytes));
     check_layout(&tensors, data)?;
@@ -219,23 +215,27 @@ struct Entry<'a> {
     data_offsets: Numbers,
 }
 
-/// Reads the JSON of a header.
-fn entries(header: &[u8]) -> Result<Vec<(String, Entry<'_>)>, HeaderFault> {
+/// Reads the JSON of a header, and checks each tensor as it comes: of what is written, no more is kept than
+/// is needed.
+fn entries(header: &[u8], data: u64) -> Result<Vec<(String, StoredTensor)>, HeaderFault> {
     if header.first() != Some(&b'{') {
         return Err(HeaderFault::NotJson {
             detail: "it does not begin with {".to_owned(),
         });
     }
     let mut reading = Reading {
+        data,
         tensors: Vec::new(),
         at: None,
+        fault: None,
     };
     let mut json = serde_json::Deserializer::from_slice(header);
     let result = reading.deserialize(&mut json).and_then(|()| json.end());
-    let detail = match result {
-        Ok(()) => return Ok(reading.tensors),
-        Err(error) if error.is_data() => excerpt(error),
-        Err(error) => {
+    let detail = match (result, reading.fault) {
+        (Ok(()), _) => return Ok(reading.tensors),
+        (Err(_), Some(fault)) => return Err(fault),
+        (Err(error), None) if error.is_data() => excerpt(error),
+        (Err(error), None) => {
             return Err(HeaderFault::NotJson {
                 detail: excerpt(error),
             });
@@ -251,13 +251,16 @@ fn entries(header: &[u8]) -> Result<Vec<(String, Entry<'_>)>, HeaderFault> {
 /// The key beside the tensors' names, under which a file keeps texts of its own.
 const METADATA: &str = "__metadata__";
 
-/// Collects entries, twice the same name included, and remembers at which it failed.
-struct Reading<'a> {
-    tensors: Vec<(String, Entry<'a>)>,
+/// Collects tensors, twice the same name included, and remembers at which it failed and why.
+struct Reading {
+    /// How many bytes of data there are.
+    data: u64,
+    tensors: Vec<(String, StoredTensor)>,
     at: Option<String>,
+    fault: Option<HeaderFault>,
 }
 
-impl<'a> DeserializeSeed<'a> for &mut Reading<'a> {
+impl<'a> DeserializeSeed<'a> for &mut Reading {
     type Value = ();
 
     fn deserialize<D: Deserializer<'a>>(self, json: D) -> Result<(), D::Error> {
@@ -265,7 +268,7 @@ impl<'a> DeserializeSeed<'a> for &mut Reading<'a> {
     }
 }
 
-impl<'a> Visitor<'a> for &mut Reading<'a> {
+impl<'a> Visitor<'a> for &mut Reading {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -282,14 +285,67 @@ impl<'a> Visitor<'a> for &mut Reading<'a> {
             }
             let name = self.at.insert(name);
             if name == METADATA {
-                map.next_value::<Option<BTreeMap<String, String>>>()?;
+                map.next_value::<Option<Texts>>()?;
             } else {
                 let entry = map.next_value()?;
-                self.tensors.push((std::mem::take(name), entry));
+                let checked = match self.tensors.len() {
+                    MAX_NAMES => Err(HeaderFault::TooMany { cap: MAX_NAMES }),
+                    _ => check_entry(name, entry, self.data),
+                };
+                match checked {
+                    Ok(stored) => self.tensors.push((std::mem::take(name), stored)),
+                    Err(fault) => {
+                        self.fault = Some(fault);
+                        return Err(de::Error::custom("see the fault"));
+                    }
+                }
             }
             self.at = None;
         }
         Ok(())
+    }
+}
+
+/// A map of texts, which nobody reads.
+struct Texts;
+
+impl<'a> Deserialize<'a> for Texts {
+    fn deserialize<D: Deserializer<'a>>(json: D) -> Result<Texts, D::Error> {
+        struct Map;
+        impl<'a> Visitor<'a> for Map {
+            type Value = Texts;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map of texts")
+            }
+
+            fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Texts, A::Error> {
+                while map.next_entry::<Text, Text>()?.is_some() {}
+                Ok(Texts)
+            }
+        }
+        json.deserialize_map(Map)
+    }
+}
+
+/// A text that was read over.
+struct Text;
+
+impl<'a> Deserialize<'a> for Text {
+    fn deserialize<D: Deserializer<'a>>(json: D) -> Result<Text, D::Error> {
+        struct Any;
+        impl<'a> Visitor<'a> for Any {
+            type Value = Text;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+
+            fn visit_str<E: de::Error>(self, _: &str) -> Result<Text, E> {
+                Ok(Text)
+            }
+        }
+        json.deserialize_str(Any)
     }
 }
 
@@ -359,6 +415,7 @@ pub fn fuzz_header(file: &[u8]) {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::collections::BTreeMap;
 
     fn file(header: &str, data: usize) -> Vec<u8> {
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();

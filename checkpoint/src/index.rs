@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::fmt;
 use std::rc::Rc;
-use weightd_core::content::manifest::MAX_NAME_BYTES;
+use weightd_core::content::manifest::{MAX_NAME_BYTES, MAX_NAMES};
 
 /// An index; its file names are plain names of the directory that it is in.
 #[derive(Debug, PartialEq, Eq)]
@@ -95,6 +95,9 @@ impl<'a> Deserialize<'a> for WeightMap {
                         return Err(de::Error::custom(format_args!(
                             "a name is longer than {MAX_NAME_BYTES} bytes"
                         )));
+                    }
+                    if read.file_of.len() == MAX_NAMES {
+                        return Err(de::Error::custom(format_args!("more than {MAX_NAMES} tensors")));
                     }
                     match read.file_of.entry(tensor) {
                         Entry::Occupied(first) => {

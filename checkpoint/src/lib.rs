@@ -17,6 +17,7 @@ mod header;
 mod hub;
 mod identity;
 mod index;
+mod json;
 mod key;
 mod load;
 mod open;
@@ -29,7 +30,7 @@ mod verify;
 
 pub use config::ModelConfig;
 pub use digest::{CHUNK_BYTES, DigestCache, DigestCacheError, digest_from_hex, digest_hex};
-pub use error::{CheckpointError, ConfigFault, HeaderFault, IndexFault};
+pub use error::{CheckpointError, ConfigFault, HeaderFault, IndexFault, TooMuch};
 pub use files::{FileStat, FileTime, SourceFile};
 pub use header::StoredTensor;
 pub use hub::{FoundModel, HubCache, HubError};

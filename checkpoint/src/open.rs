@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::Path;
+use weightd_core::content::manifest::MAX_NAMES;
 
 /// A checkpoint directory whose configuration, index and headers were read and checked, and whose
 /// files stay open.
@@ -247,7 +248,12 @@ fn read_headers(
 ) -> Result<BTreeMap<String, StoredTensor>, CheckpointError> {
     let mut tensors = BTreeMap::<String, StoredTensor>::new();
     for number in 0..files.len() {
-        for (tensor, stored) in header::read(&mut files[number], number)? {
+        let read = header::read(&mut files[number], number)?;
+        if tensors.len() + read.len() > MAX_NAMES {
+            let (path, cap) = (files[number].path.clone(), MAX_NAMES);
+            return Err(CheckpointError::TooManyTensors { path, cap });
+        }
+        for (tensor, stored) in read {
             match tensors.entry(tensor) {
                 Entry::Vacant(entry) => _ = entry.insert(stored),
                 Entry::Occupied(other) => {

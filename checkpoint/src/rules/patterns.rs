@@ -9,7 +9,8 @@ use std::collections::HashMap;
 /// Such names are a family: every pattern is tried on it once, and on its names only those that can
 /// cover one of them.
 pub(super) struct Patterns<'p> {
-    patterns: Vec<&'p str>,
+    /// Each with `*` for its numbers too.
+    patterns: Vec<(&'p str, String)>,
     covers: fn(&str, &str) -> bool,
     /// The patterns that can cover its names, by a family's generic name.
     families: HashMap<String, Vec<usize>>,
@@ -20,7 +21,10 @@ impl<'p> Patterns<'p> {
     /// does so too with `*` for the numbers of both.
     pub fn new(patterns: impl IntoIterator<Item = &'p str>, covers: fn(&str, &str) -> bool) -> Patterns<'p> {
         Patterns {
-            patterns: patterns.into_iter().collect(),
+            patterns: patterns
+                .into_iter()
+                .map(|pattern| (pattern, name::generic(pattern)))
+                .collect(),
             covers,
             families: HashMap::new(),
         }
@@ -37,14 +41,14 @@ impl<'p> Patterns<'p> {
         let able = match families.get(&family) {
             Some(able) => able,
             None => {
-                let is_able = |number: &usize| covers(&name::generic(patterns[*number]), &family);
+                let is_able = |number: &usize| covers(&patterns[*number].1, &family);
                 let able = (0..patterns.len()).filter(is_able).collect();
                 families.entry(family).or_insert(able)
             }
         };
         able.iter()
             .copied()
-            .find(|&number| covers(patterns[number], tensor))
+            .find(|&number| covers(patterns[number].0, tensor))
     }
 }
 

@@ -2,7 +2,9 @@
 
 use super::name;
 use super::rule::{Rule, STYLES};
+use crate::error::{TooMuch, excerpt};
 use crate::files::{NotOpened, open_regular};
+use crate::json;
 use rustix::fs::CWD;
 use serde_json::Value;
 use std::cmp::Reverse;
@@ -55,6 +57,9 @@ pub enum TpPlanFault {
         "not a JSON object of patterns and styles, for example {{\"model.layers.*.mlp.up_proj\": \"colwise\"}}: {detail}"
     )]
     NotAnObject { detail: String },
+    /// More in it than in any plan.
+    #[error("{0}: a tensor parallel plan is a small JSON object")]
+    TooMuch(TooMuch),
     /// No rule in it.
     #[error("the tensor parallel plan is empty: name at least one module")]
     Empty,
@@ -77,6 +82,8 @@ pub enum TpPlanFault {
 
 /// The most that a plan may take, in bytes.
 const PLAN_CAP: u64 = 1 << 20;
+/// The most patterns of a plan: each is tried on each kind of tensor.
+const PATTERNS_CAP: usize = 1024;
 
 impl TpPlan {
     /// Reads a plan from a JSON file.
@@ -95,15 +102,20 @@ impl TpPlan {
     }
 
     /// Reads a plan from the bytes of a JSON file.
-    pub fn parse(json: &[u8]) -> Result<TpPlan, TpPlanFault> {
-        if json.len() as u64 > PLAN_CAP {
+    pub fn parse(text: &[u8]) -> Result<TpPlan, TpPlanFault> {
+        if text.len() as u64 > PLAN_CAP {
             return Err(TpPlanFault::TooLarge);
         }
         let detail = |detail: String| TpPlanFault::NotAnObject { detail };
-        let plan = match serde_json::from_slice(json) {
+        json::check(text).map_err(TpPlanFault::TooMuch)?;
+        let plan = match serde_json::from_slice(text) {
+            Ok(Value::Object(plan)) if plan.len() > PATTERNS_CAP => {
+                let (what, cap) = ("patterns", PATTERNS_CAP);
+                return Err(TpPlanFault::TooMuch(TooMuch { what, cap }));
+            }
             Ok(Value::Object(plan)) => plan,
             Ok(_) => return Err(detail("it is JSON of another kind".to_owned())),
-            Err(error) => return Err(detail(error.to_string())),
+            Err(error) => return Err(detail(excerpt(error))),
         };
         let mut rules = plan
             .into_iter()
@@ -174,7 +186,7 @@ fn rule_of(pattern: &str, style: &Value) -> Result<Rule, TpPlanFault> {
             },
             _ => TpPlanFault::UnknownStyle {
                 pattern,
-                style: style.to_string(),
+                style: excerpt(style),
             },
         });
     };
@@ -303,6 +315,10 @@ mod tests {
         }
         assert!(message(r#"{"a": 3}"#).contains("style 3"));
         assert!(message(r#"{"a": "grouped_gemm"}"#).contains("--enable-expert-parallel"));
+        let many: Vec<String> = (0..1025).map(|n| format!(r#""a{n}": "colwise""#)).collect();
+        assert!(message(&format!("{{{}}}", many.join(","))).contains("more than 1024 patterns"));
+        assert!(message(&"[".repeat(1 << 20)).contains("more than 262144 values"));
+        assert!(message(&format!(r#"{{"a": [{}0]}}"#, "0,".repeat(1000))).len() < 1000);
         assert!(message(&" ".repeat(1 << 21)).contains("more than 1048576 bytes"));
         let missing = TpPlan::read(Path::new("/nowhere/plan.json"))
             .unwrap_err()
