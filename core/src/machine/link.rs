@@ -20,6 +20,9 @@ pub struct Outgoing<'a, F> {
 /// The longest text of a failure, in bytes.
 const MAX_FAILURE_TEXT: usize = 4096;
 
+/// What a received descriptor counts for, in bytes, where what a peer has us hold is bounded.
+const DESCRIPTOR_COUNTS: usize = 4096;
+
 #[derive(Debug)]
 struct Queued<F> {
     bytes: Vec<u8>,
@@ -177,6 +180,16 @@ impl<F> Link<F> {
     /// Drops what is queued and gives up every received descriptor that no frame was taken for.
     pub fn close(&mut self) -> Vec<F> {
         self.outgoing.clear();
-        self.incoming.take_descriptors()
+        self.forget_incoming()
+    }
+
+    /// Drops what was received and gives up every descriptor of it that no frame was taken for.
+    pub fn forget_incoming(&mut self) -> Vec<F> {
+        self.incoming.clear()
+    }
+
+    /// What was received and no frame was taken for, in bytes.
+    pub fn held(&self) -> usize {
+        self.incoming.buffered() + DESCRIPTOR_COUNTS * self.incoming.held_descriptors()
     }
 }

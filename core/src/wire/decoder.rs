@@ -79,6 +79,10 @@ impl<F> Decoder<F> {
         };
         let body = rest[..header.body].to_vec();
         self.start += header.body;
+        if self.start == self.bytes.len() {
+            // A long frame does not keep its room for as long as the connection lasts.
+            (self.bytes, self.start) = (Vec::new(), 0);
+        }
         Ok(Some(Frame {
             kind: header.kind,
             request: header.request,
@@ -97,8 +101,15 @@ impl<F> Decoder<F> {
         self.bytes.len() - self.start
     }
 
-    /// Gives up every descriptor that no frame was returned for.
-    pub fn take_descriptors(&mut self) -> Vec<F> {
+    /// Descriptors that no frame was returned for yet.
+    pub fn held_descriptors(&self) -> usize {
+        let open = self.open.as_ref().map_or(0, |(_, descriptors)| descriptors.len());
+        open + self.arrived.len()
+    }
+
+    /// Forgets what was received, and gives up every descriptor that no frame was returned for.
+    pub fn clear(&mut self) -> Vec<F> {
+        (self.bytes, self.start) = (Vec::new(), 0);
         let open = self
             .open
             .take()

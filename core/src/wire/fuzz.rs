@@ -67,7 +67,7 @@ fn decode(reads: &[(&[u8], u32)]) -> (Vec<Frame<u32>>, Result<(), FrameError>) {
             "what is kept is less than a frame"
         );
     }
-    let given_back = decoder.take_descriptors();
+    let given_back = decoder.clear();
     assert!(
         end.is_err() || given_back.len() <= MAX_DESCRIPTORS,
         "what is kept belongs to one frame"

@@ -257,3 +257,59 @@ fn a_lease_may_be_silent_for_ever_but_not_in_the_middle_of_a_request() {
     is_served(&mut world);
     world.finish();
 }
+
+/// The first `bytes` bytes of a request with a body of 64 KiB.
+fn part_of_a_request(bytes: usize, descriptors: u8) -> Vec<u8> {
+    let mut part = frame(&GetMemory {}.into(), 1, 0);
+    part[12..16].copy_from_slice(&65_536u32.to_le_bytes());
+    part[16] = descriptors;
+    part.resize(bytes, 0);
+    part
+}
+
+#[test]
+fn what_all_together_leave_half_said_is_bounded_and_costs_those_who_leave_most() {
+    let mut world = World::ready();
+    let little: Vec<usize> = (0..50).map(|_| world.raw(0)).collect();
+    for raw in &little {
+        world.send(*raw, &part_of_a_request(1000, 0), vec![]);
+    }
+    // A lease may be silent for ever, and hoards no more than others.
+    let leases: Vec<usize> = (0..200).map(|_| world.raw(1)).collect();
+    for lease in &leases {
+        world.say(*lease, Watch { generation: None }, vec![]);
+    }
+    world.run();
+    for raw in &leases {
+        world.heard(*raw);
+        world.send(*raw, &part_of_a_request(60_000, 0), vec![]);
+    }
+    world.run();
+    let ended: Vec<&usize> = leases.iter().filter(|raw| world.raws[raw].ended).collect();
+    // 8 MiB, less what the others have sent, is 139 times 60,000 bytes.
+    let kept = leases.len() - ended.len();
+    assert!((130..=139).contains(&kept), "{kept}");
+    for raw in ended {
+        assert_eq!(code(&world.heard(*raw)), ErrorCode::Busy);
+    }
+    assert!(little.iter().all(|raw| !world.raws[raw].ended));
+    is_served(&mut world);
+    world.finish();
+}
+
+#[test]
+fn descriptors_of_requests_that_are_half_said_are_bounded_too() {
+    let mut world = World::ready();
+    let raws: Vec<usize> = (0..300).map(|_| world.raw(0)).collect();
+    for raw in &raws {
+        let descriptors = (0..16).map(|_| world.ledger.memory(1)).collect();
+        world.send(*raw, &part_of_a_request(20, 16), descriptors);
+    }
+    world.run();
+    let ended = raws.iter().filter(|raw| world.raws[raw].ended).count();
+    assert_eq!(ended, 300 - 128, "2048 descriptors count as 8 MiB");
+    is_served(&mut world);
+    world.pass(Span::secs(11));
+    assert!(raws.iter().all(|raw| world.raws[raw].ended));
+    world.finish();
+}

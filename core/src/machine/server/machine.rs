@@ -34,6 +34,7 @@ impl<F> Machine<F> for Server<F> {
                 interest: (false, false),
                 deadline: None,
                 mid_frame_since: None,
+                held: 0,
             },
         );
         if !trusted {
@@ -83,6 +84,7 @@ impl<F> Machine<F> for Server<F> {
             _ => self.reaper.bury_received(descriptors),
         }
         self.settle(now, Some(id));
+        self.end_hoarders(now);
     }
 
     fn outgoing(&self, conn: ConnId) -> Option<Outgoing<'_, F>> {

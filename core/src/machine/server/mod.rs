@@ -34,6 +34,9 @@ pub struct Limits {
     /// How many times one connection may be sent content: each time, descriptors are in flight
     /// until the client reads them, and the kernel counts those for the whole user.
     pub states_per_connection: u32,
+    /// What all connections together may have sent of requests that were not answered yet, in bytes; a
+    /// descriptor counts as 4 KiB. Beyond it, the connection with the most is ended.
+    pub unanswered: usize,
     /// How long a connection may go without a whole request.
     pub idle: Span,
     /// How long a reply may stay unread without progress.
@@ -51,6 +54,7 @@ impl Default for Limits {
             connections: 512,
             leases: 8192,
             states_per_connection: 8,
+            unanswered: 8 << 20,
             idle: Span::secs(10),
             unread: Span::secs(5),
             waiting: Span::secs(120),
@@ -195,6 +199,8 @@ struct Conn<F> {
     deadline: Option<Now>,
     /// Since when the start of a request waits for the rest of it.
     mid_frame_since: Option<Now>,
+    /// What it counts for in [`Server::held`].
+    held: usize,
 }
 
 /// See the module.
@@ -212,6 +218,8 @@ pub struct Server<F> {
     names_stay: bool,
     daemons: BTreeMap<DaemonId, Daemon<F>>,
     conns: BTreeMap<ConnId, Conn<F>>,
+    /// What all of them have sent and was not answered yet, as [`Limits::unanswered`] counts it.
+    held: usize,
     next_conn: u64,
     leader: Option<(ConnId, u32)>,
     /// Whether a vault ever led.
@@ -247,6 +255,7 @@ impl<F> Server<F> {
             names_stay: false,
             daemons: BTreeMap::new(),
             conns: BTreeMap::new(),
+            held: 0,
             next_conn: 0,
             leader: None,
             was_led: false,
@@ -414,6 +423,8 @@ impl<F> Server<F> {
         // This was its last answer.
         conn.waiting = false;
         let (origin, peer) = (conn.origin, conn.peer);
+        let unread = conn.link.forget_incoming();
+        self.reaper.bury_all(unread);
         self.waits_no_more(id);
         self.count_refusal(origin, code);
         Some((origin, peer))
@@ -427,6 +438,7 @@ impl<F> Server<F> {
         if let Some(deadline) = conn.deadline {
             self.deadlines.remove(&(deadline, id));
         }
+        self.held -= conn.held;
         self.reaper.bury_all(conn.link.close());
         self.output.push_back(Output::Close { conn: id });
         if let (Origin::Daemon(number), Some(watch)) = (conn.origin, conn.watch)
@@ -514,6 +526,9 @@ impl<F> Server<F> {
         let Some(conn) = self.conns.get_mut(&id) else {
             return;
         };
+        let held = conn.link.held();
+        self.held = self.held - conn.held + held;
+        conn.held = held;
         let flushed = conn.link.is_flushed();
         if conn.closing && flushed {
             return self.close(id);
@@ -589,6 +604,21 @@ impl<F> Server<F> {
             self.refresh(now, id);
         }
         true
+    }
+
+    /// Ends the connections that have sent most of what is not answered, until the rest is within bounds.
+    fn end_hoarders(&mut self, now: Now) {
+        let leader = self.leader.map(|(leader, _)| leader);
+        while self.held > self.limits.unanswered {
+            let holding = |(id, conn): &(&ConnId, &Conn<F>)| conn.held > 0 && Some(**id) != leader;
+            let others = self.conns.iter().filter(holding);
+            let Some((&id, _)) = others.max_by_key(|(_, conn)| conn.held) else {
+                return;
+            };
+            let why = "too much was sent here at once that is not answered, most of it on this connection: try again";
+            self.expel(id, 0, ErrorCode::Busy, why);
+            self.refresh(now, id);
+        }
     }
 
     /// Connections that count against their limit: no leases, and not the vault's.
