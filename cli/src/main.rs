@@ -15,6 +15,7 @@ mod output;
 mod owners;
 mod plan;
 mod preload;
+mod printable;
 mod probe;
 mod release;
 mod scrub;

@@ -3,6 +3,7 @@
 use crate::args::{RuntimeArg, ServerArgs};
 use crate::confine::{Confined, confine};
 use crate::error::CliError;
+use crate::logs::pace::Pace;
 use crate::logs::{DaemonName, about};
 use crate::signals::Signals;
 use rustix::io::Errno;
@@ -10,6 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Instant;
 use tracing::{debug, error, info, warn};
 use weightd_blocking::serve::{ServerProcess, serve};
 use weightd_core::machine::{Limits, Origin, Server, ServerEvent};
@@ -75,6 +77,16 @@ pub fn run(args: &ServerArgs, ground: Ground) -> Result<ExitCode, CliError> {
         limits: Limits::default(),
         confinement,
     };
+    let mut pace = Pace::new();
+    let log =
+        move |server: &Server<OwnedFd>, event: &ServerEvent| match pace.admit(Instant::now(), kind(event)) {
+            None => {}
+            Some(0) => log(server, event),
+            Some(left_out) => {
+                warn!("{left_out} lines like the next were left out: they came too fast");
+                log(server, event);
+            }
+        };
     let served = match args.runtime {
         RuntimeArg::Blocking => serve(process, &signals, log),
         RuntimeArg::Tokio => {
@@ -99,6 +111,26 @@ fn raise_descriptor_limit() -> Result<(), Errno> {
             maximum: limit.maximum,
         },
     )
+}
+
+/// Which lines have their pace in common. Clients cause one for each request or connection, if they like.
+fn kind(event: &ServerEvent) -> (&'static str, Option<DaemonId>) {
+    use ServerEvent as Event;
+    match event {
+        Event::Led { .. } | Event::LeaderGone | Event::Stop { .. } => ("launcher", None),
+        Event::Sent { daemon, .. } => ("sent", Some(*daemon)),
+        Event::Mismatched { daemon, .. } => ("mismatched", Some(*daemon)),
+        Event::ImportFailed { daemon, .. } => ("import failed", Some(*daemon)),
+        Event::Leased { daemon, .. } | Event::LeaseEnded { daemon, .. } => ("leases", Some(*daemon)),
+        Event::Serving { daemon, .. }
+        | Event::Published { daemon, .. }
+        | Event::Released { daemon, .. }
+        | Event::Lost { daemon, .. } => ("content", Some(*daemon)),
+        Event::Ended { origin, .. } => match origin {
+            Origin::Daemon(daemon) => ("ended", Some(*daemon)),
+            _ => ("ended", None),
+        },
+    }
 }
 
 fn log(server: &Server<OwnedFd>, event: &ServerEvent) {

@@ -1,5 +1,6 @@
 //! How an event becomes a line.
 
+use crate::printable::{self, cut, is_hidden};
 use serde_json::{Map, Value};
 use std::fmt::{self, Debug};
 use tracing::field::{Field, Visit};
@@ -18,10 +19,7 @@ impl<'writer> FormatFields<'writer> for MessageOnly {
     fn format_fields<R: RecordFields>(&self, mut writer: Writer<'writer>, fields: R) -> fmt::Result {
         let mut message = Message(String::new());
         fields.record(&mut message);
-        message.0.chars().try_for_each(|character| match character {
-            control if control.is_control() => write!(writer, "{}", control.escape_default()),
-            other => writer.write_char(other),
-        })
+        printable::write(&mut writer, &message.0)
     }
 }
 
@@ -71,7 +69,16 @@ fn line(level: Level, target: &str, mut object: Map<String, Value>) -> String {
     object.insert("timestamp".to_owned(), timestamp.into());
     object.insert("level".to_owned(), level.as_str().into());
     object.insert("target".to_owned(), target.into());
-    format!("{}\n", Value::Object(object))
+    let mut line = String::new();
+    for character in Value::Object(object).to_string().chars() {
+        match character {
+            // JSON itself escapes only some of them.
+            hidden if is_hidden(hidden) => line.push_str(&format!("\\u{:04x}", u32::from(hidden))),
+            other => line.push(other),
+        }
+    }
+    line.push('\n');
+    line
 }
 
 struct Fields(Map<String, Value>);
@@ -100,10 +107,10 @@ impl Visit for Fields {
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.insert(field, value);
+        self.insert(field, cut(value));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.insert(field, format!("{value:?}"));
+        self.insert(field, cut(&format!("{value:?}")));
     }
 }

@@ -7,8 +7,10 @@
 mod bars;
 mod format;
 mod output;
+pub mod pace;
 
 use crate::error::CliError;
+use crate::printable::printable;
 use clap::ValueEnum;
 use format::{Json, MessageOnly};
 use output::Output;
@@ -69,7 +71,7 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), CliError> {
 
 /// Says why the process fails, whatever is filtered.
 pub fn fail(error: &CliError) {
-    let text = format!("weightd: {error}\n");
+    let text = format!("weightd: {}\n", printable(&error.to_string()));
     match LOGS.get() {
         Some(logs) => logs.output.line(match logs.format {
             LogFormat::Text => text.into_bytes(),

@@ -13,7 +13,7 @@ use tracing::warn;
 
 /// What waits for a stderr that takes nothing: lines, and their bytes.
 const MAX_LINES: usize = 1024;
-const MAX_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 256 << 10;
 /// How long the end of the process waits for stderr.
 const FLUSHES_WITHIN: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(5);

@@ -3,6 +3,7 @@
 use crate::error::CliError;
 use crate::models::Model;
 use crate::output::say;
+use crate::printable::printable;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -126,10 +127,10 @@ impl ModelPlan {
                 rank.bytes()
             ))?;
             for tensor in &rank.tensors {
-                say(format_args!("  {tensor}"))?;
+                say(format_args!("  {}", printable(&tensor.to_string())))?;
             }
             for (alias, of) in &rank.aliases {
-                say(format_args!("  {alias} is {of}"))?;
+                say(format_args!("  {} is {}", printable(alias), printable(of)))?;
             }
         }
         let totals = self.totals();

@@ -176,7 +176,7 @@ fn lines_that_were_lost_are_counted_when_stderr_is_read_again() {
     drop(command);
     ready(&mut launcher, "unread");
     let name = "x".repeat(8000);
-    // The pipe takes 64 KiB, and the queue 1 MiB.
+    // The pipe takes 64 KiB, the queue 256 KiB, and no line is longer than 4 KiB.
     for _ in 0..160 {
         site.attach(&qwen, 1, &["--rank", "0", "--key-extra", &format!("{name}=1")])
             .error(1);

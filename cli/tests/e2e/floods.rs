@@ -1,0 +1,256 @@
+//! Clients that send as much as they can of one thing: good ones are served beside them, and nothing of it is left
+//! in the server, neither memory nor descriptors nor, without end, lines in the log.
+
+use crate::checkpoints::*;
+use crate::harness::*;
+use crate::publisher::{Publication, of_model};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::fs;
+use std::io::{ErrorKind, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use weightd_core::wire::Message;
+use weightd_core::wire::frame::Header;
+use weightd_core::wire::message::{ErrorCode, GetActivity, GetMemory, Report, Watch};
+
+fn socket(site: &Site) -> PathBuf {
+    PathBuf::from(site.status()[0]["socket"].as_str().unwrap())
+}
+
+fn frame(message: impl Into<Message>) -> Vec<u8> {
+    let message = message.into();
+    let body = message.encode().unwrap();
+    let header = Header {
+        kind: message.kind(),
+        request: 1,
+        body: body.len(),
+        descriptors: 0,
+    };
+    [&header.encode()[..], &body].concat()
+}
+
+/// The start of a request with a body of 64 KiB and this many descriptors.
+fn long_request(descriptors: usize) -> [u8; 20] {
+    let header = Header {
+        kind: 999,
+        request: 1,
+        body: 64 * 1024,
+        descriptors,
+    };
+    header.encode()
+}
+
+/// Sends what the socket takes.
+fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    // The server may have ended the connection by now.
+    let _ = sendmsg(stream, &[IoSlice::new(bytes)], &mut control, flags);
+}
+
+/// What a process holds: descriptors, and resident memory in KiB.
+fn holds(pid: u32) -> (usize, u64) {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    let memory = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    (descriptors, memory)
+}
+
+/// Floods a process again and again: afterwards it holds as many descriptors as `idle`, and no more memory than
+/// after the first rounds.
+#[track_caller]
+fn leaves_nothing(what: &str, process: u32, idle: usize, mut flood: impl FnMut()) {
+    let mut rounds = |count| {
+        for _ in 0..count {
+            flood();
+        }
+        wait_until(what, || holds(process).0 <= idle);
+        holds(process).1
+    };
+    // What an allocator keeps for later it has after these.
+    let before = rounds(2);
+    let after = rounds(3);
+    assert!(
+        after <= before + 8 * 1024,
+        "{what}: {before} KiB, then {after} KiB"
+    );
+    assert!(after <= 64 * 1024, "{what}: {after} KiB");
+}
+
+const MANY: usize = 150;
+
+#[test]
+fn floods_of_every_kind_leave_nothing_behind() {
+    let (site, qwen) = (Site::new(), model("qwen3"));
+    let launcher = site.preload(&qwen, 1, &[]);
+    let server = launcher.child("server");
+    let path = socket(&site);
+    let connect = || UnixStream::connect(&path).unwrap();
+    let all = || (0..MANY).map(|_| connect()).collect::<Vec<_>>();
+    let good = || site.attach_verified(&qwen, 1);
+    let descriptor = fs::File::open("/dev/null").unwrap();
+    good();
+    // The connections of those before may be on their way out.
+    wait_until("only what it needs is open", || holds(server).0 <= 24);
+    let idle = holds(server).0;
+
+    leaves_nothing("connections", server, idle, || {
+        let streams = all();
+        good();
+        drop(streams);
+    });
+    leaves_nothing("half frames", server, idle, || {
+        let streams = all();
+        for stream in &streams {
+            send(stream, &long_request(0), &[]);
+            send(stream, &[0; 60_000], &[]);
+        }
+        good();
+        drop(streams);
+    });
+    leaves_nothing("descriptors", server, idle, || {
+        let streams = all();
+        for stream in &streams {
+            send(stream, &long_request(16), &[descriptor.as_fd(); 16]);
+        }
+        good();
+        for stream in &streams {
+            send(stream, &[0], &[descriptor.as_fd(); 253]);
+        }
+        good();
+        drop(streams);
+    });
+    leaves_nothing("their own sockets", server, idle, || {
+        let streams = all();
+        for stream in &streams {
+            send(stream, &long_request(16), &[stream.as_fd(); 16]);
+        }
+        good();
+        drop(streams);
+    });
+    leaves_nothing("answers that nobody reads", server, idle, || {
+        let streams = all();
+        let requests = frame(GetActivity {}).repeat(200);
+        for stream in &streams {
+            send(stream, &requests, &[]);
+            send(stream, &requests, &[]);
+        }
+        good();
+        drop(streams);
+    });
+    leaves_nothing("leases", server, idle, || {
+        let mut streams = all();
+        for stream in &mut streams {
+            // A long request of no known kind, and then silence.
+            stream.write_all(&long_request(0)).unwrap();
+            stream.write_all(&[0; 64 * 1024]).unwrap();
+            stream.write_all(&frame(Watch { generation: None })).unwrap();
+            let mut answers = [0; 64];
+            assert!(stream.read(&mut answers).unwrap() > 0);
+        }
+        good();
+        drop(streams);
+    });
+    leaves_nothing("reports", server, idle, || {
+        let generation = site.status()[0]["generation"].as_str().unwrap().parse().unwrap();
+        let report = Report {
+            daemon: 0,
+            generation,
+            import_failed: "\u{1b}[2J\nforged ".repeat(5000),
+        };
+        let (report, streams) = (frame(report), all());
+        for stream in &streams {
+            send(stream, &report, &[]);
+        }
+        good();
+        drop(streams);
+    });
+    assert_eq!(launcher.child("server"), server);
+}
+
+#[test]
+fn no_flood_fills_the_log() {
+    let (site, qwen) = (Site::new(), model("qwen3"));
+    let launcher = site.preload(&qwen, 1, &[]);
+    let path = socket(&site);
+    let before = launcher.log().len();
+    let garbage = "GET / HTTP/1.1\r\n\u{1b}[2Jforged\n".repeat(10);
+    for _ in 0..3000 {
+        let mut stream = UnixStream::connect(&path).unwrap();
+        let _ = stream.write_all(garbage.as_bytes());
+        // Until it was put out.
+        match stream.read_to_end(&mut Vec::new()) {
+            Ok(_) => {}
+            Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
+        }
+    }
+    // Other lines have a pace of their own.
+    site.attach_verified(&qwen, 1);
+    launcher.says("sent ");
+    let log = launcher.log();
+    let ended = log.matches("ended the connection").count();
+    assert!((200..300).contains(&ended), "{ended}");
+    let written = log.len() - before;
+    assert!(written < 100_000, "{written} bytes for 3000 connections");
+    assert!(!log.contains("\u{1b}[2J") && !log.lines().any(|line| line.starts_with("forged")));
+    // The next that may come says how many did not.
+    wait_until("a line comes again", || {
+        let mut stream = UnixStream::connect(&path).unwrap();
+        let _ = stream.write_all(b"x");
+        let _ = stream.read_to_end(&mut Vec::new());
+        launcher.log().contains("lines like the next were left out")
+    });
+}
+
+/// Sealed memory of this size, all zeros, which takes no room.
+fn sealed(bytes: u64) -> OwnedFd {
+    let memory = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&memory, bytes).unwrap();
+    let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    fcntl_add_seals(&memory, seals).unwrap();
+    memory
+}
+
+#[test]
+fn publications_as_large_as_they_may_be_leave_nothing_behind() {
+    let (site, qwen) = (Site::new(), model("qwen3"));
+    let mut launcher = site.start(site.weightd(&["serve"]));
+    assert!(launcher.line().starts_with("SERVING "));
+    let server = launcher.child("server");
+    let huge = |site: &Site, model: &Path, bytes: u64| {
+        let mut publication = of_model(site, model, 1).remove(0);
+        publication.descriptors[0] = sealed(bytes);
+        publication.publish.content.manifest_bytes = bytes;
+        publication
+    };
+    let (code, why) = huge(&site, &qwen, (256 << 20) + 1).publish().unwrap_err();
+    assert_eq!(code, ErrorCode::BadDescriptors, "{why}");
+    let expecting = |publication: Publication| match site.status()[0]["generation"].as_str() {
+        Some(generation) => publication.instead_of(generation),
+        None => publication,
+    };
+    expecting(huge(&site, &qwen, 256 << 20)).publish().unwrap();
+    for process in [server, launcher.pid()] {
+        let idle = holds(process).0 + 1;
+        leaves_nothing("publications", process, idle, || {
+            expecting(huge(&site, &qwen, 256 << 20)).publish().unwrap();
+        });
+    }
+    // What is no manifest is an error for whoever maps it, and in the way of nobody.
+    let error = site.attach(&qwen, 1, &["--all"]).error(1);
+    assert!(error.contains("manifest's header"), "{error}");
+    expecting(of_model(&site, &qwen, 1).remove(0)).publish().unwrap();
+    site.attach_verified(&qwen, 1);
+    assert_eq!(launcher.child("server"), server);
+    let mut stream = UnixStream::connect(socket(&site)).unwrap();
+    stream.write_all(&frame(GetMemory {})).unwrap();
+    assert!(stream.read(&mut [0; 64]).unwrap() > 0);
+}
