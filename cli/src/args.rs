@@ -400,8 +400,13 @@ pub struct AttachArgs {
     #[arg(long)]
     pub hold: bool,
 
-    /// Wait for daemons that are not ready yet, this many seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    /// Wait for daemons that are not ready yet, this many seconds, at most a year.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u64).range(..=31_536_000)
+    )]
     pub wait: u64,
 
     /// Print JSON, one object for each rank.

@@ -105,6 +105,42 @@ mod tests {
     }
 
     #[test]
+    fn what_has_no_bytes_of_its_own_is_no_memory() {
+        use rustix::event::{EventfdFlags, epoll, eventfd};
+        use rustix::fs::{Mode, OFlags, open};
+        use std::os::fd::AsRawFd;
+        let other = FileKind::Other;
+        let sealed = memory(SEALED);
+        let path_only = format!("/proc/self/fd/{}", sealed.as_raw_fd());
+        let path_only = open(path_only, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let endless = File::open("/dev/zero").unwrap();
+        for (what, descriptor, kind) in [
+            (
+                "epoll",
+                epoll::create(epoll::CreateFlags::CLOEXEC).unwrap(),
+                other,
+            ),
+            ("eventfd", eventfd(0, EventfdFlags::CLOEXEC).unwrap(), other),
+            ("a path of sealed memory", path_only, other),
+            ("/dev/zero", endless.into(), FileKind::CharDevice { major: 1 }),
+            ("a pipe", std::io::pipe().unwrap().1.into(), other),
+        ] {
+            assert_eq!(facts(descriptor).file, kind, "{what}");
+        }
+        match memfd_create(
+            "huge",
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB,
+        ) {
+            Ok(huge) if ftruncate(&huge, 2 << 20).is_ok() => {
+                assert_eq!(facts(&huge).file, FileKind::Memory { sealed: false });
+                fcntl_add_seals(&huge, SEALED).unwrap();
+                assert_eq!(facts(&huge).file, FileKind::Memory { sealed: true });
+            }
+            _ => eprintln!("skipped: no huge pages"),
+        }
+    }
+
+    #[test]
     fn a_character_device_is_known_by_its_major_number() {
         let null = File::options().read(true).write(true).open("/dev/null").unwrap();
         assert_eq!(

@@ -4,6 +4,7 @@
 use crate::connect::pair;
 use crate::message::receive;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use rustix::fs::OFlags;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use weightd_core::peer::Facts;
@@ -12,7 +13,8 @@ use weightd_core::peer::Facts;
 const FIRST: RawFd = 3;
 
 /// Takes the next descriptor for each of these names, from number 3 on, each with what it is; where nothing
-/// is open under its number, it is left out. All are close-on-exec, and the numbers themselves are closed.
+/// was open under its number when this process began, it is left out. All are close-on-exec, and the numbers
+/// themselves are closed.
 ///
 /// Call it once, before anything else uses these numbers, and only where the manager said that they are
 /// ours (`LISTEN_PID`).
@@ -22,7 +24,9 @@ pub fn take(names: impl IntoIterator<Item = String>) -> io::Result<Vec<(String, 
     let (ours, theirs) = pair()?;
     let mut taken = Vec::new();
     for (number, name) in (FIRST..).zip(names) {
-        if [ours.as_raw_fd(), theirs.as_raw_fd()].contains(&number) {
+        // The manager may have said more numbers than it opened, which are free, or of what we opened
+        // ourselves.
+        if !outlived_an_exec(number) {
             continue;
         }
         let numbers = [number];
@@ -52,4 +56,15 @@ pub fn take(names: impl IntoIterator<Item = String>) -> io::Result<Vec<(String, 
         nix::unistd::close(number)?;
     }
     Ok(taken)
+}
+
+/// Whether a number is open, and was when this process began: whatever it opens itself is close-on-exec.
+fn outlived_an_exec(number: RawFd) -> bool {
+    let Ok(info) = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")) else {
+        return false;
+    };
+    // In octal: proc_pid_fdinfo(5).
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    flags.is_some_and(|flags| !OFlags::from_bits_retain(flags).contains(OFlags::CLOEXEC))
 }

@@ -13,6 +13,7 @@ mod config;
 mod directory;
 mod header;
 mod index;
+mod numbers;
 mod works;
 
 use std::fs::{self, File};

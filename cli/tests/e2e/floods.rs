@@ -3,15 +3,18 @@
 
 use crate::checkpoints::*;
 use crate::harness::*;
+use crate::http::{address, health};
 use crate::publisher::{Publication, of_model};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::fs;
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use weightd_core::wire::Message;
 use weightd_core::wire::frame::Header;
 use weightd_core::wire::message::{ErrorCode, GetActivity, GetMemory, Report, Watch};
@@ -208,6 +211,75 @@ fn no_flood_fills_the_log() {
         let _ = stream.read_to_end(&mut Vec::new());
         launcher.log().contains("lines like the next were left out")
     });
+}
+
+#[test]
+fn good_clients_are_served_where_descriptors_of_others_fill_the_table() {
+    let (site, qwen) = (Site::new(), model("qwen3"));
+    let plain = site.on_model("preload", &qwen, 1, &[]);
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", r#"ulimit -n 256; exec "$0" "$@""#])
+        .arg(plain.get_program())
+        .args(plain.get_args())
+        .env("WEIGHTD_SOCKET_DIR", site.dir());
+    let mut launcher = site.start(command);
+    launcher.ready();
+    let (server, path) = (launcher.child("server"), socket(&site));
+    let descriptor = fs::File::open("/dev/null").unwrap();
+    let hoarders: Vec<UnixStream> = (0..100)
+        .map(|_| {
+            let stream = UnixStream::connect(&path).unwrap();
+            send(&stream, &long_request(16), &[descriptor.as_fd(); 16]);
+            stream
+        })
+        .collect();
+    for _ in 0..5 {
+        site.attach_verified(&qwen, 1);
+    }
+    assert_eq!(launcher.child("server"), server);
+    drop(hoarders);
+    site.attach_verified(&qwen, 1);
+}
+
+#[test]
+fn floods_of_http_leave_nothing_behind() {
+    let (site, qwen) = (Site::new(), model("qwen3"));
+    let launcher = site.preload(&qwen, 1, &["--health-port", "0"]);
+    let address = address(&launcher);
+    let chunks = "10000\r\n".to_owned() + &"a".repeat(0x10000);
+    let start = "GET /metrics HTTP/1.1\r\nHost: x\r\n";
+    let requests = [
+        format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(1 << 20)),
+        format!("{start}{}\r\n", "a: b\r\n".repeat(10_000)),
+        format!("{start}a: {}\r\n\r\n", "b".repeat(1 << 20)),
+        format!("{start}Content-Length: 18446744073709551615\r\n\r\n{chunks}"),
+        format!("{start}Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef"),
+        format!("POST /health HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}"),
+        format!("{start}\r\n").repeat(1000),
+        "\0\u{1b}[2J\n\nforged".repeat(1000),
+    ];
+    // Before anybody asked it has yet to start threads and to open what it asks with.
+    for _ in 0..5 {
+        assert_eq!(health(&address).0, 200);
+    }
+    wait_until("its questions are over", || holds(launcher.pid()).0 <= 40);
+    let idle = holds(launcher.pid()).0;
+    leaves_nothing("requests", launcher.pid(), idle, || {
+        for request in &requests {
+            for _ in 0..10 {
+                let mut stream = TcpStream::connect(&address).unwrap();
+                // It may have heard enough before the end.
+                let _ = stream.write_all(request.as_bytes());
+                let mut answer = Vec::new();
+                let _ = stream.take(1 << 20).read_to_end(&mut answer);
+                let answers = String::from_utf8_lossy(&answer).matches("HTTP/1.1 ").count();
+                assert!(answers <= 1, "{answers} answers on one connection");
+            }
+        }
+        assert_eq!(health(&address).0, 200);
+    });
+    assert!(!launcher.log().contains("forged"), "{}", launcher.log());
 }
 
 /// Sealed memory of this size, all zeros, which takes no room.

@@ -202,3 +202,101 @@ fn good_clients_are_served_where_silent_ones_take_every_descriptor() {
     assert_eq!(launcher.code(), 130);
     site.assert_clean();
 }
+
+#[test]
+fn numbers_and_names_beyond_all_measure_are_refused_or_mean_nothing() {
+    let (site, qwen) = (Site::new(), model("qwen3"));
+    for wait in [
+        "18446744073709551615",
+        "9223372036854775807",
+        "-1",
+        "NaN",
+        "1e400",
+    ] {
+        let ran = site.attach(&qwen, 1, &["--all", &format!("--wait={wait}")]);
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+    }
+    for args in [
+        &["--tensor-parallel-size", "4294967295"][..],
+        &["--nnodes", "4294967295", "--all-nodes"],
+        &["--data-parallel-size", "4294967295", "--all-nodes"],
+        &["--pipeline-parallel-size", "4294967295"],
+    ] {
+        let error = site.run(&[&["plan"], args].concat()).error(2);
+        assert!(error.contains("4294967295"), "{error}");
+    }
+    // What a service manager says of itself, if it is none.
+    let long = format!("/{}", "n".repeat(5000));
+    let cases: [&[(&str, &str)]; 6] = [
+        &[
+            ("NOTIFY_SOCKET", "/nowhere"),
+            ("WATCHDOG_USEC", "18446744073709551615"),
+        ],
+        &[("NOTIFY_SOCKET", &long), ("WATCHDOG_USEC", "1")],
+        &[
+            ("NOTIFY_SOCKET", "@"),
+            ("FDSTORE", "-1"),
+            ("WATCHDOG_USEC", "NaN"),
+        ],
+        &[
+            ("NOTIFY_SOCKET", "/dev/null"),
+            ("FDSTORE", "18446744073709551616"),
+        ],
+        &[
+            ("LISTEN_FDS", "4294967296"),
+            ("LISTEN_FDNAMES", "\u{1b}[2J:a\nforged:"),
+        ],
+        &[("LISTEN_FDS", "-5"), ("LISTEN_FDNAMES", &long)],
+    ];
+    for variables in cases {
+        let plain = site.on_model("preload", &qwen, 1, &[]);
+        // The process id is what sd_listen_fds(3) tells it to be.
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", r#"LISTEN_PID=$$ exec "$0" "$@""#])
+            .arg(plain.get_program())
+            .args(plain.get_args())
+            .env("WEIGHTD_SOCKET_DIR", site.dir())
+            .envs(variables.iter().copied());
+        let mut launcher = site.start(command);
+        launcher.ready();
+        launcher.says("serving on ");
+        site.attach_verified(&qwen, 1);
+        launcher.signal(rustix::process::Signal::INT);
+        assert_eq!(launcher.code(), 130, "{variables:?}: {}", launcher.log());
+        let log = launcher.log();
+        assert!(!log.contains('\u{1b}') && !log.contains("panicked"), "{log}");
+        site.assert_clean();
+    }
+}
+
+#[test]
+fn names_in_a_checkpoint_steer_no_terminal_and_forge_no_line() {
+    let site = Site::new();
+    let dir = site.path().join("model");
+    std::fs::create_dir(&dir).unwrap();
+    let config = r#"{ "architectures": ["Plain\u001b[2J\nforged"], "model_type": "plain" }"#;
+    std::fs::write(dir.join("config.json"), config).unwrap();
+    let header = r#"{"w\u001b]0;x\u0007\u009b2J\nforged\u202e\u0000":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[7]].concat();
+    std::fs::write(dir.join("model.safetensors"), file).unwrap();
+    let is_clean = |text: &str| {
+        let hidden = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+        assert!(!text.contains(hidden), "{text:?}");
+        assert!(!text.lines().any(|line| line.starts_with("forged")), "{text:?}");
+    };
+    let plan = finish(site.on_model("plan", &dir, 1, &[]));
+    assert_eq!(plan.code, Some(0), "{plan:?}");
+    assert!(
+        plan.stdout
+            .contains(r"w\u{1b}]0;x\u{7}\u{9b}2J\nforged\u{202e}\u{0}"),
+        "{plan:?}"
+    );
+    is_clean(&plan.stdout);
+    let launcher = site.preload(&dir, 1, &[]);
+    let wrong = site.attach(&dir, 1, &["--all", "--dtype", "float16"]);
+    for text in [&wrong.stderr, &site.run(&["status"]).stdout, &launcher.log()] {
+        is_clean(text);
+    }
+    site.attach_verified(&dir, 1);
+}
