@@ -125,8 +125,10 @@ fn a_snapshot_is_the_checkpoint_of_its_blobs() {
     let through_links = Checkpoint::open(&cache.find("org/qwen", "").unwrap().dir).unwrap();
     let plain = Checkpoint::open(&data("qwen3")).unwrap();
     assert_eq!(
-        through_links.digest(None).unwrap(),
-        plain.digest(None).unwrap(),
+        through_links
+            .digest(&Default::default(), &Default::default())
+            .unwrap(),
+        plain.digest(&Default::default(), &Default::default()).unwrap(),
         "the same bytes"
     );
     // Another snapshot that shares the blobs consists of the same files.

@@ -515,9 +515,17 @@ pub struct PlanArgs {
 
 #[derive(Clone, Debug, Args)]
 pub struct DigestArgs {
-    /// The directory of the checkpoint.
+    /// The directory of the checkpoint, or the id of a repository that the local Hugging Face cache holds.
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
+
+    /// The revision of a repository [default: main]
+    #[arg(long, value_name = "REV", default_value = "", hide_default_value = true)]
+    pub revision: String,
+
+    /// The cache to look for repositories in.
+    #[arg(long, value_name = "DIR")]
+    pub download_dir: Option<PathBuf>,
 
     /// Read every byte, also where the digest of these files was computed before.
     #[arg(long)]

@@ -3,6 +3,7 @@
 use crate::args::DigestArgs;
 use crate::error::CliError;
 use crate::logs::{end_progress, show_progress};
+use crate::models::directory;
 use crate::output::say;
 use std::process::ExitCode;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -15,7 +16,8 @@ use weightd_checkpoint::{Checkpoint, LoadOptions, Progress, digest_hex};
 const SHOW_EVERY: Duration = Duration::from_millis(200);
 
 pub fn run(args: &DigestArgs) -> Result<ExitCode, CliError> {
-    let checkpoint = Checkpoint::open(&args.model).map_err(CliError::failure)?;
+    let dir = directory(&args.model, &args.revision, args.download_dir.as_deref())?;
+    let checkpoint = Checkpoint::open(&dir).map_err(CliError::failure)?;
     let digested = while_shown(args, &checkpoint)?;
     let hex = digest_hex(&digested.digest);
     if !args.json {

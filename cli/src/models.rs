@@ -24,22 +24,24 @@ pub struct Model {
 /// The same with directories in the place of repository ids: the snapshots that the cache holds now. Loaders
 /// are told this, so that they take the same however often a branch moves.
 pub fn located(args: &ModelArgs) -> Result<ModelArgs, CliError> {
-    let weights = &args.weights;
-    let find = |model: &Path, revision: &str| {
-        let cache = weights.download_dir.as_deref().map(HubCache::at);
-        let cache = cache.unwrap_or_else(HubCache::from_env);
-        let found = cache.find(model, revision).map_err(CliError::failure)?;
-        if let Some((repository, revision)) = &found.repository {
-            info!("{repository} at {revision} is {}", found.dir.display());
-        }
-        Ok(found.dir)
-    };
-    let mut args = args.clone();
-    args.model = find(&args.model, &weights.revision)?;
-    if let Some(config) = &mut args.weights.speculative_config {
+    let mut located = args.clone();
+    let cache = args.weights.download_dir.as_deref();
+    let find = |model: &Path, revision: &str| directory(model, revision, cache);
+    located.model = find(&args.model, &args.weights.revision)?;
+    if let Some(config) = &mut located.weights.speculative_config {
         *config = speculative::located(config, find)?;
     }
-    Ok(args)
+    Ok(located)
+}
+
+/// The directory that a model is in: itself, or the snapshot of a repository in the cache.
+pub fn directory(model: &Path, revision: &str, cache: Option<&Path>) -> Result<PathBuf, CliError> {
+    let cache = cache.map_or_else(HubCache::from_env, HubCache::at);
+    let found = cache.find(model, revision).map_err(CliError::failure)?;
+    if let Some((repository, revision)) = &found.repository {
+        info!("{repository} at {revision} is {}", found.dir.display());
+    }
+    Ok(found.dir)
 }
 
 /// What is said of speculative decoding.

@@ -116,6 +116,10 @@ fn raise_descriptor_limit() -> Result<(), Errno> {
 /// Which lines have their pace in common. Clients cause one for each request or connection, if they like.
 fn kind(event: &ServerEvent) -> (&'static str, Option<DaemonId>) {
     use ServerEvent as Event;
+    let of = |origin: &Origin| match origin {
+        Origin::Daemon(daemon) => Some(*daemon),
+        _ => None,
+    };
     match event {
         Event::Led { .. } | Event::LeaderGone | Event::Stop { .. } => ("launcher", None),
         Event::Sent { daemon, .. } => ("sent", Some(*daemon)),
@@ -126,10 +130,8 @@ fn kind(event: &ServerEvent) -> (&'static str, Option<DaemonId>) {
         | Event::Published { daemon, .. }
         | Event::Released { daemon, .. }
         | Event::Lost { daemon, .. } => ("content", Some(*daemon)),
-        Event::Ended { origin, .. } => match origin {
-            Origin::Daemon(daemon) => ("ended", Some(*daemon)),
-            _ => ("ended", None),
-        },
+        Event::Ended { origin, .. } => ("ended", of(origin)),
+        Event::Panicked { origin, .. } => ("panicked", of(origin)),
     }
 }
 

@@ -71,6 +71,13 @@ fn a_repository_of_the_cache_is_served_and_attached_by_its_id() {
     assert!(error.contains("revision"), "{error}");
     let plan = finish(by_id(&site, "plan", "org/qwen", &["--json"]));
     assert_eq!(plan.code, Some(0), "{plan:?}");
+    let digest = |model: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weightd"));
+        command.args(["digest", model]);
+        finish(with_cache(&site, command)).stdout
+    };
+    assert_eq!(digest("org/qwen").trim().len(), 64);
+    assert_eq!(digest("org/qwen"), digest(model("qwen3").to_str().unwrap()));
 
     // A branch that moves is another model for whoever comes, and the same for who serves.
     download(&site, &model("llama"), "models--org--qwen", "main", LATER);
