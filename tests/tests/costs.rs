@@ -143,6 +143,10 @@ fn when_the_disk_is_read_after_a_failed_build_neither_copy_nor_mapping_nor_conte
             panic!("{loaded:?}")
         };
         // Who maps took nothing that others could not have as well; who would have copied has no use for it.
-        assert_eq!(matches!(holds, Holds::Released(_)), mode == Mode::Copy, "{holds:?}");
+        assert_eq!(
+            matches!(holds, Holds::Released(_)),
+            mode == Mode::Copy,
+            "{holds:?}"
+        );
     }
 }
