@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+type Body = fn(&[u8]);
+
 /// The bodies of the fuzz targets, by the names of the targets. What is new in `fuzz/fuzz_targets/` comes in here too.
-fn bodies() -> BTreeMap<&'static str, fn(&[u8])> {
-    let bodies: [(_, fn(&[u8])); 1] = [("frame_decoder", weightd_core::wire::fuzz::frame_decoder)];
+fn bodies() -> BTreeMap<&'static str, Body> {
+    let bodies: [(_, Body); 1] = [("frame_decoder", weightd_core::wire::fuzz::frame_decoder)];
     bodies.into()
 }
 
