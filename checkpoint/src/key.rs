@@ -329,6 +329,7 @@ mod tests {
         let checkpoint = Checkpoint::open(&data("llama")).unwrap();
         let target = KeyOptions {
             quantization: Some("fp8".into()),
+            quantization_override: Some(json!({ "bits": 4 })),
             ..KeyOptions::new(world(2, 3, 1))
         };
         let key = |draft| {
