@@ -25,7 +25,7 @@ pub struct Bigram {
 #[derive(Debug)]
 enum Tensors {
     /// The cache's memory, or a copy of it. Nothing is converted and nothing moves.
-    Weights(Weights),
+    Weights(Box<Weights>),
     /// Read from files by the engine itself.
     Read(HashMap<String, (Dtype, Vec<u64>, Vec<u8>)>),
 }
@@ -58,7 +58,7 @@ impl Bigram {
         if weights.tensors().any(|tensor| tensor.host().is_none()) {
             return Err(ModelError::Device);
         }
-        Bigram::new(Tensors::Weights(weights))
+        Bigram::new(Tensors::Weights(Box::new(weights)))
     }
 
     /// Read from the safetensors files of a directory, without weightd.
