@@ -89,6 +89,7 @@ mod tests {
     use std::fs::{self, File, FileTimes};
     use std::path::Path;
     use std::time::Duration;
+    use weightd_gpu::testing::MappedFile;
 
     fn stats(dir: &Path) -> [u8; 32] {
         Checkpoint::open(dir).unwrap().hash_stats()
@@ -181,6 +182,30 @@ mod tests {
             mtime,
             "only the ctime tells"
         );
+    }
+
+    #[test]
+    fn every_store_through_a_mapping_makes_another_identity_or_there_is_none() {
+        let copy = copy_of("qwen3");
+        let path = copy.path().join("model.safetensors");
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        let last = file.metadata().unwrap().len() as usize - 1;
+        let mut mapped = MappedFile::map(&file).unwrap();
+        let mut seen = Vec::new();
+        for byte in [1, 2, 3] {
+            mapped.store(last, byte);
+            // Files that were just written have none.
+            let identity = (0..500).find_map(|_| {
+                std::thread::sleep(Duration::from_millis(10));
+                Checkpoint::open(copy.path()).unwrap().identity().files
+            });
+            let Some(identity) = identity else {
+                assert!(seen.is_empty(), "this file system was trusted before");
+                return;
+            };
+            assert!(!seen.contains(&identity), "bytes changed, and nobody can tell");
+            seen.push(identity);
+        }
     }
 
     #[test]

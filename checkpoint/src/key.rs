@@ -329,6 +329,7 @@ mod tests {
         let checkpoint = Checkpoint::open(&data("llama")).unwrap();
         let target = KeyOptions {
             quantization: Some("fp8".into()),
+            quantization_override: Some(json!({ "bits": 4 })),
             ..KeyOptions::new(world(2, 3, 1))
         };
         let key = |draft| {
@@ -447,6 +448,67 @@ mod tests {
             matches!(error, CheckpointError::OtherQuantization { .. }),
             "{error}"
         );
+    }
+
+    #[test]
+    fn texts_up_to_their_caps_are_taken_and_not_a_byte_more() {
+        let checkpoint = Checkpoint::open(&data("llama")).unwrap();
+        let taken = |change: &dyn Fn(&mut KeyOptions)| {
+            let mut options = KeyOptions::new(world(1, 1, 1));
+            change(&mut options);
+            match key(&checkpoint, &options) {
+                Ok(_) => None,
+                Err(CheckpointError::KeyTooLong { field, bytes, cap }) => Some((field, bytes, cap)),
+                Err(other) => panic!("{other}"),
+            }
+        };
+        for bytes in [1024, 1025] {
+            let text = "t".repeat(bytes);
+            let refused = |field: &str| (bytes > 1024).then(|| (field.to_owned(), bytes, 1024));
+            assert_eq!(
+                taken(&|options| options.revision = text.clone()),
+                refused("revision")
+            );
+            assert_eq!(
+                taken(&|options| options.engine_version = text.clone()),
+                refused("engine_version")
+            );
+            assert_eq!(
+                taken(&|options| options.processing = text.clone()),
+                refused("processing")
+            );
+        }
+        // Names and values count, and so do weightd's own.
+        let ours = "weightd.rules".len() + RULES.to_string().len();
+        for bytes in [16_384, 16_385] {
+            let refused = (bytes > 16_384).then(|| ("extra".to_owned(), bytes, 16_384));
+            let extra = [
+                ("names".to_owned(), "v".repeat(1000)),
+                ("n".repeat(1000), "v".repeat(bytes - ours - 2005)),
+            ];
+            assert_eq!(taken(&|options| options.extra = extra.clone().into()), refused);
+        }
+    }
+
+    #[test]
+    fn methods_go_by_the_names_of_their_kernels_too() {
+        for (method, kernels) in [
+            ("gptq", ["gptq", "gptq_marlin", "auto_gptq"]),
+            ("awq", ["awq", "awq_marlin", "auto_awq"]),
+        ] {
+            let (_dir, checkpoint) = quantized(&json!({ "quant_method": method, "bits": 4 }));
+            for kernel in kernels {
+                let options = KeyOptions {
+                    quantization: Some(kernel.into()),
+                    ..KeyOptions::new(world(1, 1, 1))
+                };
+                assert_eq!(
+                    key(&checkpoint, &options).unwrap().quantization,
+                    method,
+                    "{kernel}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -108,6 +108,16 @@ fn consecutive_ranks_share_a_device() {
 }
 
 #[test]
+fn as_many_slots_as_ranks_are_enough() {
+    let node = |slots| Node {
+        device_slots: Some(slots),
+        ..Node::single(1)
+    };
+    assert_eq!(place(&parallel(4, 1, 1), &node(4)).unwrap().len(), 4);
+    assert!(place(&parallel(4, 1, 1), &node(3)).is_err());
+}
+
+#[test]
 fn contradictions_are_refused_with_their_numbers() {
     let refused = |parallel: Parallel, node: Node| place(&parallel, &node).unwrap_err().to_string();
     let one = parallel(1, 1, 1);

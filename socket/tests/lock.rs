@@ -73,6 +73,18 @@ fn who_finds_the_name_taken_learns_by_whom() {
 }
 
 #[test]
+fn a_process_that_lives_under_a_dead_owners_number_does_not_keep_its_name() {
+    let temp = tempdir().unwrap();
+    let socket = socket_in(temp.path());
+    let dead = Lock::acquire(&socket).unwrap();
+    let pid = std::process::id();
+    dead.write_owner(&Owner { pid, ..owner() }).unwrap();
+    drop(dead);
+    assert_eq!(read_owner(&socket).map(|owner| owner.pid), Some(pid));
+    assert!(Lock::acquire(&socket).is_ok());
+}
+
+#[test]
 fn an_owner_that_could_not_be_read_back_is_not_written() {
     let temp = tempdir().unwrap();
     let lock = Lock::acquire(&socket_in(temp.path())).unwrap();

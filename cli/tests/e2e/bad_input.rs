@@ -35,6 +35,23 @@ fn a_model_directory_that_is_not_there() {
 }
 
 #[test]
+fn a_machine_without_the_device_that_is_asked_for() {
+    let (site, model) = (Site::on("cuda"), model("qwen3"));
+    for command in ["preload", "attach", "serve"] {
+        let mut command = match command {
+            "preload" => site.on_model(command, &model, 1, &[]),
+            "attach" => site.on_model(command, &model, 1, &["--all"]),
+            _ => site.weightd(&[command]),
+        };
+        // Also where there is one.
+        command.env("CUDA_VISIBLE_DEVICES", "");
+        let error = finish(command).error(1);
+        assert_says(&error, &["CUDA driver"]);
+        site.assert_clean();
+    }
+}
+
+#[test]
 fn a_directory_without_a_config() {
     let site = Site::new();
     let model = broken(&site, |model| fs::remove_file(model.join("config.json")).unwrap());

@@ -8,7 +8,9 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use weightd_checkpoint::{Checkpoint, Draft, KeyOptions, Rank, ShardingOptions};
 use weightd_core::content::Role;
+use weightd_core::machine::{AttachOptions, Mode};
 use weightd_core::plan::placement::Parallel;
+use weightd_socket::credentials::our_uid;
 
 #[test]
 fn an_engine_of_each_role_gets_its_own() {
@@ -113,6 +115,71 @@ fn a_role_mixed_up_is_a_mismatch() {
         let error = engine::refused(&socket, key.clone(), options_role);
         assert!(error.contains("role"), "{error}");
     }
+}
+
+#[test]
+fn an_engine_counts_what_its_own_daemons_hold_and_nothing_that_others_have() {
+    let (site, llama, qwen) = (Site::new(), model("llama"), model("qwen3"));
+    let config = json!({ "method": "eagle", "model": model("eagle_llama") }).to_string();
+    let _launcher = site.preload(&llama, 1, &["--speculative-config", &config]);
+    let held = |instance: &[&str], role: &str| {
+        let status = site.json(&[&["status", "--json"], instance].concat());
+        let daemon = status.iter().find(|daemon| daemon["role"] == role).unwrap();
+        let socket = PathBuf::from(daemon["socket"].as_str().unwrap());
+        (socket, daemon["bytes"].as_u64().unwrap())
+    };
+    let of_target = site
+        .status()
+        .into_iter()
+        .find(|daemon| daemon["role"] == "target");
+    let generation = of_target.unwrap()["generation"].clone();
+    let (target, of_target) = held(&[], "target");
+    let (draft, of_draft) = held(&[], "draft");
+    let (target_key, draft_key) = (key(&llama, None), key(&model("eagle_llama"), Some(Draft::Eagle)));
+    let counts = |socket: &Path, key: &weightd_core::content::Key, mode: Mode| {
+        let options = AttachOptions {
+            role: key.role,
+            mode,
+            ..AttachOptions::new(our_uid().unwrap())
+        };
+        let loader = engine::loader(socket, options, key.clone());
+        loader.external_memory().unwrap()
+    };
+    let all_is_counted = || {
+        for (socket, key, bytes) in [(&target, &target_key, of_target), (&draft, &draft_key, of_draft)] {
+            assert_eq!(counts(socket, key, Mode::ZeroCopy), bytes, "{key:?}");
+            assert_eq!(counts(socket, key, Mode::Copy), 0, "{key:?}");
+        }
+    };
+    assert!(of_target > 0 && of_draft > 0 && of_target != of_draft);
+    all_is_counted();
+
+    // Another model on the same device, its engine, and one more engine of the same daemons.
+    let blue = ["--instance", "blue"];
+    let _other = site.preload(&qwen, 1, &blue);
+    let (other, of_other) = held(&blue, "target");
+    assert_eq!(counts(&other, &key(&qwen, None), Mode::ZeroCopy), of_other);
+    let options = AttachOptions::new(our_uid().unwrap());
+    let theirs = engine::loader(&other, options, key(&qwen, None))
+        .attach()
+        .unwrap();
+    let mapped = engine::map(&site, &llama, 1);
+    let copy = mapped.model().duplicate().unwrap();
+    all_is_counted();
+
+    // What was released is the engine's who still maps it, and no daemon's.
+    let released = site.run(&[
+        "release",
+        "--rank",
+        "0",
+        "--generation",
+        generation.as_str().unwrap(),
+    ]);
+    assert_eq!(released.code, Some(0), "{released:?}");
+    assert_eq!(counts(&target, &target_key, Mode::ZeroCopy), 0);
+    assert_eq!(counts(&draft, &draft_key, Mode::ZeroCopy), of_draft);
+    drop((theirs, mapped, copy));
+    assert_eq!(counts(&other, &key(&qwen, None), Mode::ZeroCopy), of_other);
 }
 
 #[test]

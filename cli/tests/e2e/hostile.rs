@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use weightd_core::wire::Message;
 use weightd_core::wire::frame::{HEADER_BYTES, Header};
-use weightd_core::wire::message::{ErrorCode, GetMemory, GetState, GetStatus};
+use weightd_core::wire::message::{ErrorCode, GetMemory, GetState, GetStatus, Watch};
 
 fn socket(site: &Site) -> PathBuf {
     PathBuf::from(site.status()[0]["socket"].as_str().unwrap())
@@ -299,4 +299,57 @@ fn names_in_a_checkpoint_steer_no_terminal_and_forge_no_line() {
         is_clean(text);
     }
     site.attach_verified(&dir, 1);
+}
+
+/// What a process holds: open descriptors, and memory in bytes.
+fn holds(pid: u32) -> (usize, u64) {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    let kibibytes: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    (descriptors, kibibytes << 10)
+}
+
+#[test]
+fn ten_thousand_engines_that_die_at_every_step_leave_a_server_as_it_was() {
+    let (site, qwen) = (Site::new(), model("qwen3"));
+    let launcher = site.preload(&qwen, 1, &[]);
+    let server = launcher.child("server");
+    let socket = socket(&site);
+    let attach = get_state();
+    let generation = site.status()[0]["generation"].as_str().unwrap().parse().unwrap();
+    let generation = Some(generation);
+    let watch = frame(Watch { generation }, 2);
+    let leased = [&attach[..], &watch].concat();
+    // The kernel closes what a process had that was killed, as it closes these.
+    let die = |cycle: usize| {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        let said: &[u8] = match cycle % 5 {
+            0 => &[],
+            1 => &attach[..cycle % attach.len()],
+            2 => &attach,
+            _ => &leased,
+        };
+        stream.write_all(said).unwrap();
+        if cycle % 5 == 4 {
+            // It has heard both answers, and its lease is counted.
+            let mut header = [0; HEADER_BYTES];
+            for _ in 0..2 {
+                stream.read_exact(&mut header).unwrap();
+                let header = Header::decode(&header).unwrap().unwrap();
+                stream.read_exact(&mut vec![0; header.body]).unwrap();
+            }
+        }
+    };
+    let at_rest = || wait_until("no lease is left", || site.status()[0]["leases"] == 0);
+    (0..1000).for_each(die);
+    at_rest();
+    let before = holds(server);
+    (0..10_000).for_each(die);
+    at_rest();
+    wait_until("as many descriptors as before", || holds(server).0 <= before.0);
+    // Far less than a byte of each request that was forgotten would come to.
+    let more = holds(server).1.saturating_sub(before.1);
+    assert!(more < 1 << 20, "{more} bytes more than after a thousand");
+    site.attach_verified(&qwen, 1);
 }

@@ -43,6 +43,37 @@ fn the_server_serves_on_until_it_is_stopped() {
 }
 
 #[test]
+fn whoever_was_killed_and_is_waited_for_by_nobody_is_dead() {
+    let (site, model) = (Site::new(), model("llama"));
+    let launcher = site.preload(&model, 1, &[]);
+    let server = launcher.child("server");
+    // Killed under a parent that does not wait, it keeps its process id, as a zombie.
+    let zombie = |pid: u32| fs::exists(format!("/proc/{pid}")).unwrap() && !is_alive(&pid);
+    launcher.signal(Signal::KILL);
+    wait_until("the launcher is a zombie", || zombie(launcher.pid()));
+    wait_until("the server has noticed", || {
+        site.status()
+            .iter()
+            .all(|daemon| daemon["launcher_pid"] == Value::Null)
+    });
+    let next = site.preload(&model, 1, &[]);
+    assert_eq!(site.status()[0]["launcher_pid"], next.pid());
+    assert_eq!(site.status()[0]["pid"], server, "it was adopted");
+
+    // The whole pair.
+    next.signal(Signal::KILL);
+    wait_until("the second launcher is a zombie", || zombie(next.pid()));
+    signal(server, Signal::KILL);
+    wait_until("the server is gone", || !is_alive(&server));
+    let mut last = site.preload(&model, 1, &[]);
+    assert!(zombie(launcher.pid()) && zombie(next.pid()), "nobody waited");
+    site.attach_verified(&model, 1);
+    last.signal(Signal::INT);
+    assert_eq!(last.code(), 130);
+    site.assert_clean();
+}
+
+#[test]
 fn an_orphan_that_is_terminated_removes_its_sockets() {
     let site = Site::new();
     let server = orphan(&site, 2);

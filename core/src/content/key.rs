@@ -288,6 +288,43 @@ mod tests {
     }
 
     #[test]
+    fn a_key_is_misplaced_by_its_shard_and_role_and_by_nothing_else() {
+        let mut other = key();
+        other.checkpoint.bytes = 11;
+        other.dtype = "float16".into();
+        other.processing = "packed".into();
+        other.extra.insert("role".into(), "else".into());
+        assert_eq!(key().misplaced(&other), [""; 0]);
+        other.checkpoint.bytes = 10;
+        other.checkpoint.files = None;
+        assert_eq!(key().misplaced(&other), [""; 0]);
+        (other.tp_size, other.tp_rank, other.pp_size, other.pp_rank) = (3, 2, 4, 3);
+        (other.role, other.dp_size, other.dp_rank) = (Role::Draft, 5, 4);
+        assert_eq!(key().misplaced(&other), PLACEMENT);
+        assert_eq!(key().misplaced(&key()), [""; 0]);
+    }
+
+    #[test]
+    fn a_key_fits_up_to_its_cap() {
+        let mut key = key();
+        assert!(key.fits());
+        let bytes = Writable::<Endianness>::bytes_needed(&key).unwrap();
+        key.revision = "r".repeat(MAX_KEY - bytes);
+        let bytes = Writable::<Endianness>::bytes_needed(&key);
+        assert_eq!(
+            bytes.unwrap(),
+            61_440,
+            "with 4 KiB of a frame left for what is said around it"
+        );
+        assert!(key.fits());
+        key.revision.push('r');
+        assert!(!key.fits());
+        // A text whose length its field cannot say.
+        key.revision = "r".repeat(1 << 16);
+        assert!(!key.fits());
+    }
+
+    #[test]
     fn a_field_that_differs_wins_over_an_unknown_checkpoint() {
         let mut other = key();
         other.checkpoint.files = None;

@@ -81,6 +81,28 @@ fn a_release_is_answered_when_vault_and_server_have_closed() {
 }
 
 #[test]
+fn closing_takes_its_time_and_holds_up_nobody_but_who_asked_for_the_release() {
+    let (mut world, file) = loaded();
+    world.hold_reaper = true;
+    let raw = world.raw(0);
+    release(&mut world, raw, None);
+    let engine = world.attach(1, AttachOptions::new(UID), key(1));
+    let released = world.attach(0, AttachOptions::new(UID), key(0));
+    world.run();
+    assert!(matches!(world.engines[engine].end, Some(End::Done(_))));
+    assert!(matches!(
+        world.engines[released].end,
+        Some(End::Disk(AttachError::Released { .. }))
+    ));
+    assert!(world.heard(raw).is_empty());
+    assert_eq!(world.ledger.open_of(file), 2, "nothing is closed yet");
+    world.hold_reaper = false;
+    world.run();
+    assert_eq!(world.ledger.open_of(file), 0);
+    world.finish();
+}
+
+#[test]
 fn a_release_is_idempotent_and_everyone_who_asks_meanwhile_is_answered() {
     let (mut world, _) = loaded();
     world.hold_reaper = true;

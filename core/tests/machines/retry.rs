@@ -321,6 +321,20 @@ fn serves_and_releases(question: Option<&Message>, _: Span) -> Act {
 }
 
 #[test]
+fn what_the_platform_cannot_do_is_an_error_of_its_own_whatever_there_is_to_fall_back_on() {
+    for options in [hasty(), patient(), copying(hasty())] {
+        let work = Work {
+            import: Err(Fault::Unsupported("no such handles".into())),
+            ..Work::default()
+        };
+        let run = drive(options, work, serves_and_releases);
+        let why = "no such handles".to_owned();
+        assert_eq!(error(&run), &AttachError::UnsupportedPlatform { why });
+        assert_eq!(releases(&run), []);
+    }
+}
+
+#[test]
 fn copy_mode_asks_for_the_release_of_what_it_copied() {
     for options in [hasty(), patient()] {
         let run = drive(copying(options), Work::default(), serves_and_releases);
