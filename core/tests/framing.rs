@@ -173,6 +173,6 @@ fn what_no_frame_was_returned_for_is_given_back_in_order() {
     let (mut decoder, next) = read(&header(3, 2), 2);
     assert_eq!(next, Ok(None));
     decoder.push(b"", with(2..4), false).unwrap();
-    assert_eq!(decoder.take_descriptors(), [0, 1, 2, 3]);
-    assert_eq!(decoder.take_descriptors(), [0; 0]);
+    assert_eq!(decoder.clear(), [0, 1, 2, 3]);
+    assert_eq!(decoder.clear(), [0; 0]);
 }
