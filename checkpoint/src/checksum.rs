@@ -83,7 +83,12 @@ impl Checksums {
             }
         };
         let end = at + at_pitch * (added.rows as u64 - 1) + added.width as u64;
-        let sum = multiply(sum, zeros(self.extents[number].end() - end));
+        let extent = self.extents[number];
+        assert!(
+            extent.offset <= at && end <= extent.end(),
+            "{at}..{end} is not in {extent:?}"
+        );
+        let sum = multiply(sum, zeros(extent.end() - end));
         self.sums[number].fetch_xor(sum, Relaxed);
     }
 

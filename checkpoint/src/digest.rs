@@ -40,13 +40,18 @@ pub fn digest_from_hex(text: &str) -> Option<[u8; 32]> {
 }
 
 impl Checkpoint {
-    /// Reads every byte of the checkpoint and returns the digest. `progress` counts up to
-    /// [`bytes`](Checkpoint::bytes). Each worker takes [`CHUNK_BYTES`] of memory.
+    /// Reads every byte of the checkpoint and returns the digest: the first time that this value is asked, and
+    /// whoever asks meanwhile waits for that. `progress` counts up to [`bytes`](Checkpoint::bytes). Each worker
+    /// takes [`CHUNK_BYTES`] of memory.
     ///
     /// # Errors
     /// A file that cannot be read, or that changed since it was opened; no memory, no thread.
     pub fn digest(&self, options: &LoadOptions, progress: &Progress) -> Result<Hash, LoadError> {
+        let mut known = self.digest.lock().unwrap_or_else(PoisonError::into_inner);
         self.unchanged()?;
+        if let Some(digest) = *known {
+            return Ok(digest);
+        }
         let files = self.files().iter().map(|file| file.bytes).collect();
         let nothing = ReadPlan::new(files, Vec::new(), Vec::new(), Vec::new());
         let hashes = Hashes::new(self);
@@ -68,7 +73,7 @@ impl Checkpoint {
             .run(&options, None)
             .map_err(|failure| failure.of(|local| local))?;
         self.unchanged()?;
-        Ok(hashes.digest())
+        Ok(*known.insert(hashes.digest()))
     }
 }
 
@@ -143,6 +148,11 @@ impl<'a> Hashes<'a> {
     /// The digest, after every block was added.
     pub fn digest(self) -> Hash {
         let seen = self.seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+        assert!(
+            seen.seams.is_empty(),
+            "blocks are missing: {:?}",
+            seen.seams.keys()
+        );
         let mut weights = seen.chunks.into_iter();
         let mut hasher = blake3::Hasher::new();
         hasher.update(b"weightd checkpoint digest 1\n");

@@ -1,6 +1,7 @@
 //! Opening a checkpoint's directory.
 
 use crate::config::ModelConfig;
+use crate::digest::Hash;
 use crate::error::{CheckpointError, IndexFault};
 use crate::files::SourceFile;
 use crate::header::{self, StoredTensor};
@@ -12,6 +13,7 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::Path;
+use std::sync::Mutex;
 use weightd_core::content::manifest::MAX_NAMES;
 
 /// A checkpoint directory whose configuration, index and headers were read and checked, and whose
@@ -23,6 +25,8 @@ pub struct Checkpoint {
     index_file: Option<SourceFile>,
     files: Vec<SourceFile>,
     tensors: BTreeMap<String, StoredTensor>,
+    /// Computed at most once, whoever asks at the same time.
+    pub(crate) digest: Mutex<Option<Hash>>,
 }
 
 impl Checkpoint {
@@ -73,6 +77,7 @@ impl Checkpoint {
             index_file,
             files,
             tensors,
+            digest: Mutex::default(),
         };
         // What was read above belongs to the files as they were when they were opened.
         checkpoint.unchanged()?;
@@ -94,7 +99,8 @@ impl Checkpoint {
         &self.tensors
     }
 
-    /// The sum of the sizes of all files, in bytes: `config.json`, the index and the weights.
+    /// The sum of the sizes of all files, in bytes: `config.json`, the weights and the index, which
+    /// [`CheckpointId::bytes`](weightd_core::content::CheckpointId::bytes) leaves out.
     pub fn bytes(&self) -> u64 {
         self.all_files().map(|(_, file)| file.bytes).sum()
     }

@@ -4,7 +4,7 @@ use crate::checksum::{Checksums, Rows};
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
-use weightd_core::content::manifest::Extent;
+use weightd_core::content::manifest::{Extent, Tensor};
 use weightd_gpu::{MemoryError, Weights};
 
 /// What was checked.
@@ -22,7 +22,7 @@ pub struct Scrubbed {
 #[allow(missing_docs)] // The fields are what the messages say.
 pub enum ScrubError {
     /// There is nothing to compare them with.
-    #[error("the weights have no checksums: preload them with --checksums")]
+    #[error("the weights have no checksums: release them, and preload them with --checksums")]
     NoChecksums,
     /// Some are not.
     #[error(
@@ -54,11 +54,21 @@ pub fn scrub(weights: &Weights) -> Result<Scrubbed, ScrubError> {
     let extents = sums.extents().to_vec();
     add_all(weights, &sums)?;
     let found = sums.finish();
-    let tensors = manifest.tensors().filter(|tensor| tensor.extent() > 0).count();
     let pairs = extents.iter().zip(expected.iter().zip(&found));
     let damaged = pairs.filter(|(_, (expected, found))| expected != found);
-    let damaged = damaged.flat_map(|(extent, _)| manifest.tensors_in(*extent));
-    let names: Vec<String> = damaged.map(|tensor| tensor.name.to_owned()).collect();
+    let damaged: Vec<Extent> = damaged.map(|(extent, _)| *extent).collect();
+    let with_bytes = || manifest.tensors().filter(|tensor| tensor.extent() > 0);
+    let is_damaged = |tensor: &Tensor<'_>| {
+        let place = (tensor.region, tensor.offset);
+        let after = damaged.partition_point(|extent| (extent.region, extent.offset) <= place);
+        let before = after.checked_sub(1).map(|number| damaged[number]);
+        before.is_some_and(|extent| extent.region == tensor.region && tensor.offset < extent.end())
+    };
+    let names: Vec<String> = with_bytes()
+        .filter(is_damaged)
+        .map(|tensor| tensor.name.to_owned())
+        .collect();
+    let tensors = with_bytes().count();
     match names.is_empty() {
         true => Ok(Scrubbed {
             tensors,

@@ -570,8 +570,8 @@ pub struct LoaderArgs {
     pub daemons: Vec<u32>,
 
     /// Load nothing: hand over the digest of the checkpoint, if its files are still these
-    #[arg(long, value_name = "FILES")]
-    pub digest_only: Option<String>,
+    #[arg(long, value_name = "FILES", value_parser = digest)]
+    pub digest_only: Option<[u8; 32]>,
 }
 
 /// The channel to the launcher comes as standard input.

@@ -49,11 +49,6 @@ pub fn run(args: &LoaderArgs) -> Result<ExitCode, CliError> {
     }
 }
 
-/// How `--digest-only` names the files of a checkpoint.
-pub fn files_argument(files: &[u8; 32]) -> String {
-    files.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn load_and_publish(args: &LoaderArgs, channel: &mut Channel) -> Result<(), CliError> {
     if let Some(files) = &args.digest_only {
         return digest_alone(args, files, channel);
@@ -130,17 +125,17 @@ fn digest_beside(checkpoint: &Checkpoint, channel: &mut Channel) -> Result<[u8; 
 }
 
 /// Makes up for a digest that an earlier loader did not come to hand over.
-fn digest_alone(args: &LoaderArgs, files: &str, channel: &mut Channel) -> Result<(), CliError> {
+fn digest_alone(args: &LoaderArgs, files: &[u8; 32], channel: &mut Channel) -> Result<(), CliError> {
     // All daemons that are named hold the same files.
     let models = chosen(args)?;
     let model = models
         .first()
         .ok_or_else(|| CliError::usage("no daemon to hand a digest over for"))?;
     let checkpoint = model.open()?;
-    let found = checkpoint.identity().files.as_ref().map(files_argument);
+    let found = checkpoint.identity().files;
     // The digest of other files would pass the weights that are held off as those of another
     // checkpoint.
-    if found.as_deref() != Some(files) {
+    if found.as_ref() != Some(files) {
         return Err(CliError::Failure(format!(
             "{} changed since it was loaded: preload again to serve what is there now",
             model.path.display()

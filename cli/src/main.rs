@@ -63,7 +63,8 @@ fn run() -> Result<ExitCode, CliError> {
         _ => None,
     };
     let dumps = match &cli.command {
-        Command::Preload(_) | Command::Serve(_) | Command::Loader(_) | Command::Probe(_) => no_core_dumps(),
+        // A launcher first looks at what it was given, which older kernels let dumpable processes do alone.
+        Command::Loader(_) | Command::Probe(_) => no_core_dumps(),
         _ => Ok(()),
     };
     logs::start(&cli.log, cli.log_format)?;

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use weightd_blocking::{Binding, Endpoint, Loader, Weights};
 use weightd_checkpoint::{ScrubError, Scrubbed, scrub};
-use weightd_core::content::{DeviceUuid, Role};
+use weightd_core::content::{DeviceUuid, Generation, Role};
 use weightd_core::machine::AttachOptions;
 use weightd_core::wire::message::{DaemonInfo, DaemonStatus, Holds};
 use weightd_gpu::{Device, MemoryError, Opened};
@@ -19,56 +19,81 @@ use weightd_socket::credentials::our_uid;
 struct Outcome {
     global_rank: u32,
     role: Role,
-    generation: String,
-    result: Result<Scrubbed, ScrubError>,
+    generation: Option<Generation>,
+    result: Result<Scrubbed, Failure>,
     took: Duration,
 }
 
-pub fn run(args: &ScrubArgs) -> Result<ExitCode, CliError> {
-    let found = find(&args.place)?;
-    let mut serving = Vec::new();
-    for Found { socket, status, .. } in &found {
-        let said = |why: &String| CliError::Failure(format!("{}: {why}", socket.display()));
-        let status = status.as_ref().map_err(said)?;
-        let wanted = args.rank.is_none_or(|rank| status.info.global_rank == rank);
-        if wanted && matches!(status.holds, Holds::Content(_)) {
-            serving.push((socket, status));
+/// Why nobody knows that its weights are as they were loaded.
+struct Failure {
+    why: String,
+    /// The names of the tensors that are known not to be.
+    damaged: Vec<String>,
+}
+
+impl Failure {
+    fn of(error: impl std::fmt::Display) -> Failure {
+        Failure {
+            why: error.to_string(),
+            damaged: Vec::new(),
         }
     }
-    if serving.is_empty() {
-        return Err(CliError::failure(
-            "no daemon here serves such weights: `weightd status` lists those that there are",
-        ));
+}
+
+pub fn run(args: &ScrubArgs) -> Result<ExitCode, CliError> {
+    let (mut silent, mut serving) = (Vec::new(), Vec::new());
+    for Found { socket, status, .. } in find(&args.place)? {
+        match status {
+            Err(why) => silent.push(format!("{}: {why}", socket.display())),
+            Ok(status) => {
+                let wanted = args.rank.is_none_or(|rank| status.info.global_rank == rank);
+                if wanted && matches!(status.holds, Holds::Content(_)) {
+                    serving.push((socket, status));
+                }
+            }
+        }
     }
     let mut code = ExitCode::SUCCESS;
-    for (socket, status) in serving {
-        let outcome = scrub_one(socket, status)?;
+    for (socket, status) in &serving {
+        let outcome = scrub_one(socket, status);
         if outcome.result.is_err() {
             code = ExitCode::FAILURE;
         }
         say(outcome.line(args.json))?;
     }
-    Ok(code)
+    if !silent.is_empty() {
+        return Err(CliError::Failure(silent.join("; ")));
+    }
+    match serving.is_empty() {
+        true => Err(CliError::failure(
+            "no daemon here serves such weights: `weightd status` lists those that there are",
+        )),
+        false => Ok(code),
+    }
 }
 
 /// Maps what a daemon serves, whatever that is, and checks it.
-fn scrub_one(socket: &Path, status: &DaemonStatus) -> Result<Outcome, CliError> {
-    let info = &status.info;
-    let failed =
-        |error: &dyn std::fmt::Display| CliError::Failure(format!("rank {}: {error}", info.global_rank));
-    let _opened = open(&info.device_uuid).map_err(|error| failed(&error))?;
-    let weights = map(socket, info).map_err(|error| failed(&error))?;
-    let start = Instant::now();
-    let result = scrub(&weights);
-    Ok(Outcome {
+fn scrub_one(socket: &Path, status: &DaemonStatus) -> Outcome {
+    let (info, start) = (&status.info, Instant::now());
+    let mut generation = None;
+    let result = open(&info.device_uuid).map_err(Failure::of).and_then(|_opened| {
+        let weights = map(socket, info).map_err(Failure::of)?;
+        generation = weights.generation();
+        scrub(&weights).map_err(|error| Failure {
+            why: error.to_string(),
+            damaged: match error {
+                ScrubError::Damaged { names, .. } => names,
+                _ => Vec::new(),
+            },
+        })
+    });
+    Outcome {
         global_rank: info.global_rank,
         role: info.key.role,
-        generation: weights
-            .generation()
-            .map_or_else(String::new, |generation| generation.to_string()),
+        generation,
         result,
         took: start.elapsed(),
-    })
+    }
 }
 
 fn map(socket: &Path, info: &DaemonInfo) -> Result<Weights, CliError> {
@@ -81,13 +106,11 @@ fn map(socket: &Path, info: &DaemonInfo) -> Result<Weights, CliError> {
     let digest = || Err("the daemon changed what it serves meanwhile: scrub again".to_owned());
     let endpoint = Endpoint::socket(socket).map_err(CliError::failure)?;
     let loader = Loader::from(Binding::with(endpoint, options, info.key.clone(), digest));
-    loader
-        .attach()
-        .map(|loaded| loaded.into_model())
-        .map_err(CliError::failure)
+    let loaded = loader.attach().map_err(CliError::failure)?;
+    Ok(loaded.into_model())
 }
 
-/// The device, unless it is the host.
+/// The device, unless it is the host: where there is no driver, it can be nothing else.
 fn open(uuid: &DeviceUuid) -> Result<Option<Opened>, MemoryError> {
     let devices = Device::cuda().unwrap_or_default();
     let device = devices.iter().find(|device| device.uuid() == *uuid);
@@ -99,19 +122,16 @@ impl Outcome {
         let (rank, seconds) = (self.global_rank, self.took.as_secs_f64());
         let (scrubbed, why) = (self.result.as_ref().ok(), self.result.as_ref().err());
         if json {
-            let damaged = match why {
-                Some(ScrubError::Damaged { names, .. }) => names.as_slice(),
-                _ => &[],
-            };
+            let damaged = why.map_or(&[][..], |failure| &failure.damaged);
             return serde_json::json!({
                 "global_rank": rank,
                 "role": self.role.name(),
-                "generation": self.generation,
+                "generation": self.generation.map(|generation| generation.to_string()),
                 "intact": scrubbed.is_some(),
                 "tensors": scrubbed.map(|scrubbed| scrubbed.tensors),
                 "bytes": scrubbed.map(|scrubbed| scrubbed.bytes),
                 "damaged": damaged,
-                "error": why.map(ToString::to_string),
+                "error": why.map(|failure| &failure.why),
                 "seconds": seconds,
             })
             .to_string();
@@ -120,12 +140,15 @@ impl Outcome {
             Role::Target => format!("rank {rank}"),
             Role::Draft => format!("rank {rank} draft"),
         };
-        match &self.result {
-            Ok(Scrubbed { tensors, bytes }) => format!(
-                "{name}: {tensors} tensors, {bytes} bytes of generation {} hold what was loaded ({seconds:.2} s)",
-                self.generation
+        match (&self.result, self.generation) {
+            (Ok(Scrubbed { tensors, bytes }), Some(generation)) => format!(
+                "{name}: {tensors} tensors, {bytes} bytes of generation {generation} hold what was loaded ({seconds:.2} s)"
             ),
-            Err(error) => format!("{name}: generation {}: {error}", self.generation),
+            (Ok(Scrubbed { tensors, bytes }), None) => {
+                format!("{name}: {tensors} tensors, {bytes} bytes hold what was loaded ({seconds:.2} s)")
+            }
+            (Err(Failure { why, .. }), Some(generation)) => format!("{name}: generation {generation}: {why}"),
+            (Err(Failure { why, .. }), None) => format!("{name}: {why}"),
         }
     }
 }

@@ -167,7 +167,11 @@ impl Binding {
     /// which digest they must have.
     pub(crate) fn wanted(&self) -> Key {
         let mut key = self.key();
-        key.checkpoint.digest = self.stated.or(key.checkpoint.digest);
+        if self.stated.is_some() {
+            // Whatever the engine's own files are: they match by nothing else.
+            key.checkpoint.digest = self.stated;
+            key.checkpoint.files = None;
+        }
         key
     }
 

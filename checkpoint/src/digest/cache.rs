@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 use weightd_core::content::CheckpointId;
 
-/// A directory of digests that were computed before, one small file for the identity of each
-/// checkpoint's files ([`CheckpointId::files`]). A checkpoint without one is never remembered: its digest
+/// A directory of digests that were computed since this machine started, one small file for the identity of
+/// each checkpoint's files ([`CheckpointId::files`]). A checkpoint without one is never remembered: its digest
 /// is computed anew.
 ///
 /// Whoever can write here could make one checkpoint pass for another. So a directory or a file that
@@ -44,6 +44,8 @@ pub enum DigestCacheError {
     },
 }
 
+/// How names of entries end, after the identity of the files.
+const SUFFIX: &str = ".digest";
 /// How many digests are kept.
 const MOST_ENTRIES: usize = 1024;
 
@@ -69,11 +71,6 @@ impl DigestCache {
         DigestCache { dir: dir.into() }
     }
 
-    /// Where it is.
-    pub fn dir(&self) -> &Path {
-        &self.dir
-    }
-
     /// The digest of the very same files, if one was kept.
     ///
     /// # Errors
@@ -90,11 +87,14 @@ impl DigestCache {
             return Ok(None);
         };
         // Exactly one text is right for a digest: whatever was cut off or changed, in whatever way, is not it.
-        let digest = parse_digest(&text);
-        match digest.filter(|digest| text == entry(checkpoint.bytes, &files, digest)) {
-            Some(digest) => Ok(Some(digest)),
-            None => Err(DigestCacheError::Damaged { path }),
+        let damaged = || DigestCacheError::Damaged { path };
+        let (boot, digest) = parse(&text).ok_or_else(damaged)?;
+        if text != entry(checkpoint.bytes, &files, boot, &digest) {
+            return Err(DigestCacheError::Damaged {
+                path: self.path(&files),
+            });
         }
+        Ok((boot == this_boot()?).then_some(digest))
     }
 
     /// Keeps a digest for these files; nothing where they have no identity. It appears whole or not at all.
@@ -106,6 +106,7 @@ impl DigestCache {
             return Ok(());
         };
         let failed = |doing, path: &Path| io_error(doing, path);
+        let boot = this_boot()?;
         let mut builder = fs::DirBuilder::new();
         builder
             .recursive(true)
@@ -117,7 +118,7 @@ impl DigestCache {
         let path = self.path(&files);
         let write = || {
             let mut file = tempfile::NamedTempFile::new_in(&self.dir)?;
-            file.write_all(entry(checkpoint.bytes, &files, digest).as_bytes())?;
+            file.write_all(entry(checkpoint.bytes, &files, &boot, digest).as_bytes())?;
             file.as_file().sync_all()?;
             file.persist(&path)?;
             Ok(())
@@ -126,7 +127,7 @@ impl DigestCache {
     }
 
     fn path(&self, files: &Hash) -> PathBuf {
-        self.dir.join(format!("{}.digest", digest_hex(files)))
+        self.dir.join(format!("{}{SUFFIX}", digest_hex(files)))
     }
 
     /// Whether the directory is there; an error if others may write it.
@@ -140,7 +141,13 @@ impl DigestCache {
 
     /// Removes the oldest where there are too many.
     fn make_room(&self) -> io::Result<()> {
-        let entries = fs::read_dir(&self.dir)?.collect::<io::Result<Vec<_>>>()?;
+        let is_ours = |entry: &fs::DirEntry| {
+            let name = entry.file_name();
+            let digits = name.to_str().and_then(|name| name.strip_suffix(SUFFIX));
+            digits.is_some_and(|digits| digest_from_hex(digits).is_some())
+        };
+        let mut entries = fs::read_dir(&self.dir)?.collect::<io::Result<Vec<_>>>()?;
+        entries.retain(is_ours);
         if entries.len() < MOST_ENTRIES {
             return Ok(());
         }
@@ -160,9 +167,9 @@ impl DigestCache {
 }
 
 /// The whole text of an entry.
-fn entry(bytes: u64, files: &Hash, digest: &Hash) -> String {
+fn entry(bytes: u64, files: &Hash, boot: &str, digest: &Hash) -> String {
     let text = format!(
-        "weightd digest 1\nfiles {}\nbytes {bytes}\ndigest {}\n",
+        "weightd digest 1\nfiles {}\nbytes {bytes}\nboot {boot}\ndigest {}\n",
         digest_hex(files),
         digest_hex(digest)
     );
@@ -170,10 +177,17 @@ fn entry(bytes: u64, files: &Hash, digest: &Hash) -> String {
     format!("{text}check {}\n", digest_hex(&check))
 }
 
-/// The digest that a text names, whatever else it says.
-fn parse_digest(text: &str) -> Option<Hash> {
-    let line = text.lines().find_map(|line| line.strip_prefix("digest "))?;
-    digest_from_hex(line)
+/// The boot and the digest that a text names, whatever else it says.
+fn parse(text: &str) -> Option<(&str, Hash)> {
+    let field = |name| text.lines().find_map(|line| line.strip_prefix(name));
+    Some((field("boot ")?, digest_from_hex(field("digest ")?)?))
+}
+
+/// Which boot of this machine it is. With the next one, devices may have each other's numbers.
+fn this_boot() -> Result<String, DigestCacheError> {
+    let path = Path::new("/proc/sys/kernel/random/boot_id");
+    let text = fs::read_to_string(path).map_err(io_error("read", path))?;
+    Ok(text.trim().to_owned())
 }
 
 /// A small file that we wrote, if it is there.
@@ -241,7 +255,7 @@ mod tests {
     }
 
     fn only_entry(cache: &DigestCache) -> PathBuf {
-        let mut entries = fs::read_dir(cache.dir()).unwrap();
+        let mut entries = fs::read_dir(&cache.dir).unwrap();
         let path = entries.next().unwrap().unwrap().path();
         assert!(entries.next().is_none(), "no temporary file stays");
         path
@@ -271,7 +285,7 @@ mod tests {
         cache.put(&id(Some(1)), &[7; 32]).unwrap();
         for (path, modes) in [
             (only_entry(&cache), [0o620, 0o602]),
-            (cache.dir().into(), [0o770, 0o707]),
+            (cache.dir.clone(), [0o770, 0o707]),
         ] {
             let before = fs::metadata(&path).unwrap().permissions();
             for mode in modes {
@@ -282,7 +296,7 @@ mod tests {
             fs::set_permissions(&path, before).unwrap();
         }
         assert_eq!(cache.get(&id(Some(1))).unwrap(), Some([7; 32]));
-        fs::set_permissions(cache.dir(), fs::Permissions::from_mode(0o777)).unwrap();
+        fs::set_permissions(&cache.dir, fs::Permissions::from_mode(0o777)).unwrap();
         cache.put(&id(Some(2)), &[7; 32]).unwrap_err();
     }
 
@@ -317,6 +331,15 @@ mod tests {
     }
 
     #[test]
+    fn another_boot_is_another_machine() {
+        let (_dir, cache) = cache();
+        cache.put(&id(Some(1)), &[7; 32]).unwrap();
+        let text = entry(1234, &[1; 32], "another-boot", &[7; 32]);
+        fs::write(only_entry(&cache), text).unwrap();
+        assert_eq!(cache.get(&id(Some(1))).unwrap(), None);
+    }
+
+    #[test]
     fn the_oldest_make_room() {
         let (_dir, cache) = cache();
         let files = |n: usize| CheckpointId {
@@ -324,13 +347,25 @@ mod tests {
             ..id(None)
         };
         cache.put(&files(0), &[0; 32]).unwrap();
-        let old = File::options().write(true).open(only_entry(&cache)).unwrap();
+        let others = cache.dir.join("not of ours.digest");
+        fs::write(&others, "").unwrap();
+        File::options()
+            .write(true)
+            .open(&others)
+            .unwrap()
+            .set_modified(UNIX_EPOCH)
+            .unwrap();
+        let old = File::options()
+            .write(true)
+            .open(cache.path(&files(0).files.unwrap()))
+            .unwrap();
         old.set_modified(UNIX_EPOCH).unwrap();
         for n in 1..MOST_ENTRIES {
             fs::write(cache.path(&files(n).files.unwrap()), "").unwrap();
         }
         cache.put(&files(MOST_ENTRIES), &[1; 32]).unwrap();
-        assert_eq!(fs::read_dir(cache.dir()).unwrap().count(), MOST_ENTRIES);
+        assert!(others.exists());
+        assert_eq!(fs::read_dir(&cache.dir).unwrap().count(), MOST_ENTRIES + 1);
         assert_eq!(cache.get(&files(0)).unwrap(), None);
         assert_eq!(cache.get(&files(MOST_ENTRIES)).unwrap(), Some([1; 32]));
     }

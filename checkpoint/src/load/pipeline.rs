@@ -67,10 +67,12 @@ impl Pipeline<'_> {
         }
         let readers = self.files.iter().map(|file| Reader::open(file, options.shared));
         let readers: Vec<Reader<'_>> = readers.collect();
-        let is_cold = 2 * readers.iter().filter(|reader| reader.is_cold()).count() > readers.len();
+        let cold = readers.iter().filter(|reader| reader.is_cold());
+        let cold: u64 = cold.map(Reader::bytes).sum();
+        let is_cold = cold > self.files.iter().map(|file| file.bytes).sum::<u64>() / 2;
         let hashed = match options.digest {
             DigestAlong::Never => false,
-            DigestAlong::WhereFree => is_cold && self.needs_most(),
+            DigestAlong::WhereFree => is_cold && self.reads_most(options.chunk(), options.gap_bytes),
             DigestAlong::Always => true,
         };
         let chunk_bytes = if hashed { CHUNK_BYTES } else { options.chunk() };
@@ -133,14 +135,11 @@ impl Pipeline<'_> {
         Ok(Read { path, hashed })
     }
 
-    /// Whether ranks need at least 19 of 20 bytes, so that reading the others too takes no time worth saving.
-    fn needs_most(&self) -> bool {
-        let needed = self
-            .read
-            .sources()
-            .iter()
-            .filter(|source| !source.parts.is_empty());
-        let needed: u64 = needed.map(|source| source.bytes).sum();
+    /// Whether at least 19 of 20 bytes are read anyway, so that reading the others too takes no time worth
+    /// saving.
+    fn reads_most(&self, chunk_bytes: u64, gap_bytes: u64) -> bool {
+        let chunks = self.read.chunks(chunk_bytes, gap_bytes);
+        let needed: u64 = chunks.map(|chunk| chunk.bytes).sum();
         needed / 19 >= self.read.files().iter().sum::<u64>() / 20
     }
 

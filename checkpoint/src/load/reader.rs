@@ -34,6 +34,11 @@ impl Reader<'_> {
         }
     }
 
+    /// The size of the file, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.source.bytes
+    }
+
     /// By how much a buffer must be larger than any range read into it, in bytes.
     pub fn slack(&self) -> u64 {
         self.direct.as_ref().map_or(0, Direct::slack)

@@ -175,6 +175,40 @@ fn a_checkpoint_that_is_not_cached_is_read_past_the_cache_unless_it_is_shared() 
 }
 
 #[test]
+fn a_node_that_needs_half_of_every_tensor_does_not_read_the_rest_for_the_digest() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for entry in std::fs::read_dir(data("llama")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
+    }
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    for source in checkpoint.files() {
+        source.file.sync_all().unwrap();
+        rustix::fs::fadvise(&source.file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    }
+    let sharding = tensor_parallel(2);
+    let (placement, device) = (
+        place(&sharding.parallel, &Node::single(1)).unwrap()[0],
+        Device::host(0),
+    );
+    let rules = Sharding::new(&checkpoint, &sharding).unwrap();
+    let plan = NodePlan::new(&rules, &[(placement, device.uuid())], HandleKind::Memfd).unwrap();
+    let options = LoadOptions {
+        digest: DigestAlong::WhereFree,
+        gap_bytes: 0,
+        ..LoadOptions::default()
+    };
+    let progress = Progress::new(&plan);
+    let loaded = load(&checkpoint, &plan, &[device], &options, None, &progress).unwrap();
+    assert_eq!(loaded.digest, None);
+    assert!(
+        loaded.stats.bytes_read < stored_bytes(&checkpoint) * 3 / 4,
+        "{:?}",
+        loaded.stats
+    );
+}
+
+#[test]
 fn ranks_that_fit_one_by_one_and_not_together_are_refused() {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
     let kib = |name: &str| -> u64 {

@@ -45,6 +45,8 @@ proptest! {
                 bytes: extents.iter().map(|extent| extent.bytes).sum(),
             };
             prop_assert_eq!(scrub(&weights).unwrap(), expected);
+            let copy = weights.duplicate().unwrap();
+            prop_assert!(matches!(scrub(&copy), Err(ScrubError::NoChecksums)), "the engine may write to it");
             let mut region = weights.region_bytes(0, 0..weights.bytes(), &mut Vec::new()).unwrap().to_vec();
             prop_assert_eq!(scrub(&remapped(manifest, &region)).unwrap(), expected);
 

@@ -37,7 +37,11 @@ pub fn run(args: &AttachArgs) -> Result<ExitCode, CliError> {
     let checkpoint = Arc::new(model.open()?);
     let dir = wait_for_dir(args)?;
     let mut identity = checkpoint.identity();
-    identity.digest = args.checkpoint_digest;
+    if args.checkpoint_digest.is_some() {
+        // Whatever the files are: they match by nothing else.
+        identity.digest = args.checkpoint_digest;
+        identity.files = None;
+    }
     let digest = Arc::new(Digest {
         checkpoint: Arc::clone(&checkpoint),
         known: OnceLock::new(),

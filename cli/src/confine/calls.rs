@@ -56,7 +56,6 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_close_range,
     libc::SYS_dup,
     libc::SYS_dup3,
-    libc::SYS_fcntl,
     libc::SYS_fstat,
     libc::SYS_newfstatat,
     libc::SYS_statx,
@@ -185,6 +184,18 @@ fn sometimes() -> Vec<(c_long, Vec<Test>)> {
             libc::SYS_prlimit64,
             vec![(2, SeccompCmpArgLen::Qword, u64::MAX, 0)],
         ),
+        // Descriptors: duplicates, flags, seals; but no signals to whom one likes.
+        (libc::SYS_fcntl, vec![is(1, libc::F_DUPFD as u32)]),
+        (libc::SYS_fcntl, vec![is(1, libc::F_DUPFD_CLOEXEC as u32)]),
+        (libc::SYS_fcntl, vec![is(1, libc::F_GETFD as u32)]),
+        (libc::SYS_fcntl, vec![is(1, libc::F_SETFD as u32)]),
+        (libc::SYS_fcntl, vec![is(1, libc::F_GETFL as u32)]),
+        (
+            libc::SYS_fcntl,
+            vec![is(1, libc::F_SETFL as u32), of(2, libc::O_ASYNC, 0)],
+        ),
+        (libc::SYS_fcntl, vec![is(1, libc::F_GET_SEALS as u32)]),
+        (libc::SYS_fcntl, vec![is(1, libc::F_ADD_SEALS as u32)]),
         // Names of threads, and of memory.
         (libc::SYS_prctl, vec![is(0, libc::PR_SET_NAME as u32)]),
         (libc::SYS_prctl, vec![is(0, libc::PR_SET_VMA as u32)]),

@@ -14,9 +14,11 @@ use crate::printable::printable;
 use clap::ValueEnum;
 use format::{Json, MessageOnly};
 use output::Output;
+use pace::Pace;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 use tracing::Level;
 use tracing_subscriber::EnvFilter;
 use weightd_core::content::Role;
@@ -62,7 +64,13 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), CliError> {
             .init(),
     }
     // The standard hook writes to stderr itself, and waits for whoever reads it.
-    std::panic::set_hook(Box::new(|panic| {
+    let pace = Mutex::new(Pace::new());
+    std::panic::set_hook(Box::new(move |panic| {
+        let mut pace = pace.lock().unwrap_or_else(PoisonError::into_inner);
+        if pace.admit(Instant::now(), ()).is_none() {
+            return;
+        }
+        drop(pace);
         let text = panic.to_string().replace('\n', " ");
         tracing::error!("a bug in weightd, please report it: {text}");
     }));

@@ -3,7 +3,6 @@
 
 use super::manager::hide_from;
 use crate::args::{DeviceArg, ModelArgs, ParallelArgs, RuntimeArg, ShardingArgs, WeightsArgs};
-use crate::loader::files_argument;
 use crate::logs::format_arguments;
 use clap::ValueEnum;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,6 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use weightd_checkpoint::digest_hex;
 use weightd_core::wire::message::DaemonId;
 
 /// How long a killed server that is not our child is waited for.
@@ -66,7 +66,7 @@ pub fn spawn_loader(
         .args(loader_args(model, device))
         .args(checksums.then_some("--checksums"))
         .args(daemons.iter().map(|daemon| format!("--daemon={daemon}")))
-        .args(files.map(|files| format!("--digest-only={}", files_argument(files))))
+        .args(files.map(|files| format!("--digest-only={}", digest_hex(files))))
         .stdin(Stdio::from(channel))
         .spawn()
 }

@@ -286,6 +286,9 @@ impl Launcher {
                 about!(warn, name, "cannot try the import: {error}; nothing changes");
             }
         }
+        if self.recovery.is_load_due(now) {
+            self.end_digesting();
+        }
         if self.loader.is_none() {
             let lost = self.recovery.next_load(now);
             if !lost.is_empty() {
@@ -540,6 +543,21 @@ impl Launcher {
         }
         self.loader = Some(Loading { child, work });
         Ok(())
+    }
+
+    /// Ends a loader that has nothing left to do but a digest, which another one can make up for.
+    fn end_digesting(&mut self) {
+        let is_loaded = self.driver.machine().is_loaded();
+        if let Some(Loading { child, work }) = &mut self.loader
+            && match work {
+                Work::Everything => is_loaded,
+                Work::Afresh(_) => false,
+                Work::Digest(..) => true,
+            }
+        {
+            *work = Work::Digest(Vec::new(), [0; 32]);
+            let _ = child.kill();
+        }
     }
 
     fn loader_gone(&mut self) -> Option<End> {

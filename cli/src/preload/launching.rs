@@ -7,11 +7,13 @@ use super::launcher::Launcher;
 use super::manager::{self, Kept, Manager};
 use super::setup::Setup;
 use super::store::Store;
+use crate::confine::no_core_dumps;
 use crate::error::CliError;
 use crate::health::Health;
 use crate::models::Model;
 use crate::signals::Signals;
 use std::process::ExitCode;
+use tracing::warn;
 use weightd_checkpoint::Checkpoint;
 use weightd_core::wire::message::DaemonInfo;
 
@@ -25,6 +27,9 @@ pub struct Ground {
 impl Ground {
     pub fn take() -> Result<Ground, CliError> {
         let kept = manager::kept();
+        if let Err(why) = no_core_dumps() {
+            warn!("{why}");
+        }
         let store = Manager::from_env().map(|manager| Store::new(manager, &kept));
         let signals = Signals::catch().map_err(cannot("catch signals"))?;
         Ok(Ground { kept, store, signals })
@@ -54,6 +59,11 @@ pub fn launch(
     };
     if matches!(past, Past::None) {
         possible()?;
+    }
+    if !matches!(past, Past::None) && setup.wants_checksums() {
+        warn!(
+            "what is there already is served with the checksums that it has, or without: --checksums is for what is loaded"
+        );
     }
     let launcher = Launcher::start(setup, daemons, past, store, signals)?;
     if let Some(health) = health {

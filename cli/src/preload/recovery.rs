@@ -77,6 +77,11 @@ impl Recovery {
         self.lost.remove(&daemon)
     }
 
+    /// Whether there are daemons to load now.
+    pub fn is_load_due(&self, now: Instant) -> bool {
+        self.load_at.is_some_and(|at| at <= now)
+    }
+
     /// The daemons to load now, while nothing else is loading.
     pub fn next_load(&mut self, now: Instant) -> Vec<DaemonId> {
         if self.load_at.take_if(|at| *at <= now).is_none() {

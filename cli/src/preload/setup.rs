@@ -40,6 +40,11 @@ impl Setup {
         }
     }
 
+    /// Whether what is loaded gets checksums.
+    pub fn wants_checksums(&self) -> bool {
+        matches!(self.source, Source::Checkpoint { checksums: true, .. })
+    }
+
     /// How weights are spread over ranks and nodes.
     pub fn parallel(&self) -> &ParallelArgs {
         match &self.source {

@@ -238,10 +238,12 @@ fn a_digest_can_be_printed_and_stated() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(!ran.stderr.contains(READ_ALL), "{ran:?}");
     let wrong = hex.replace(|c: char| c.is_ascii_digit(), "a");
-    let error = site
-        .attach(&copy, 1, &["--all", "--checkpoint-digest", &wrong])
-        .error(1);
-    assert!(error.contains(OTHER), "{error}");
+    for model in [&copy, &llama] {
+        let error = site
+            .attach(model, 1, &["--all", "--checkpoint-digest", &wrong])
+            .error(1);
+        assert!(error.contains(OTHER), "{error}");
+    }
     let error = site.attach(&copy, 1, &["--all", "--checkpoint-digest", "12"]);
     assert_eq!(error.code, Some(2), "{error:?}");
 }

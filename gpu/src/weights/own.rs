@@ -27,7 +27,8 @@ impl Weights {
             to.copy(std::iter::once(whole(from, 0, bytes)))?;
         }
         Ok(Weights {
-            manifest: self.manifest.clone(),
+            // What the engine owns it may change.
+            manifest: self.manifest.clone().without_checksums(),
             memories: taken.into_iter().map(Backing::Own).collect(),
             clones: self.clones.clone(),
             generation: self.generation,
