@@ -76,6 +76,9 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_getsockname,
     libc::SYS_getpeername,
     libc::SYS_shutdown,
+    // Two ends of its own, which lead nowhere else: tokio makes them with each of its runtimes where any package of a
+    // build has its `signal` feature, as the examples do.
+    libc::SYS_socketpair,
     // Waiting, of every runtime.
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
