@@ -24,6 +24,8 @@ pub struct SourceFile {
     pub stat: FileStat,
     /// Whether `stat` is bound to change when the bytes do; see `identity`.
     pub(crate) steady: bool,
+    /// The number that its file system has from its UUID; 0 where that is not known.
+    pub(crate) system: u64,
     /// What was parsed of it.
     pub(crate) parsed: Parsed,
 }
@@ -101,16 +103,18 @@ impl SourceFile {
             Err(NotOpened::Io(what, errno)) => return Err(CheckpointError::io(what, &path, errno)),
             Err(NotOpened::Irregular(kind)) => return Err(CheckpointError::NotRegular { path, kind }),
         };
-        let settled = crate::identity::settle(&fd);
+        let system = crate::identity::settle(&fd);
         let stat = rustix::fs::fstat(&fd).map_err(|errno| CheckpointError::io("stat", &path, errno))?;
         let stat = FileStat::from(&stat);
+        let steady = system.is_some() && crate::identity::is_at_rest(&fd, &stat);
         Ok(Some(SourceFile {
             name: name.to_owned(),
             path,
             file: File::from(fd),
             bytes: stat.size,
             stat,
-            steady: settled && crate::identity::is_old(&stat),
+            steady,
+            system: system.unwrap_or(0),
             parsed: Parsed::default(),
         }))
     }

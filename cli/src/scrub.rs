@@ -4,7 +4,7 @@ use crate::args::ScrubArgs;
 use crate::error::CliError;
 use crate::output::say;
 use crate::status::{Found, find};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use weightd_blocking::{Binding, Endpoint, Loader, Weights};
@@ -14,9 +14,11 @@ use weightd_core::machine::AttachOptions;
 use weightd_core::wire::message::{DaemonInfo, DaemonStatus, Holds};
 use weightd_gpu::{Device, MemoryError, Opened};
 use weightd_socket::credentials::our_uid;
+use weightd_socket::path::Named;
 
 /// What was found of a daemon.
 struct Outcome {
+    socket: PathBuf,
     global_rank: u32,
     role: Role,
     generation: Option<Generation>,
@@ -88,6 +90,7 @@ fn scrub_one(socket: &Path, status: &DaemonStatus) -> Outcome {
         })
     });
     Outcome {
+        socket: socket.to_owned(),
         global_rank: info.global_rank,
         role: info.key.role,
         generation,
@@ -124,10 +127,14 @@ impl Outcome {
         if json {
             let damaged = why.map_or(&[][..], |failure| &failure.damaged);
             return serde_json::json!({
+                "socket": self.socket.display().to_string(),
                 "global_rank": rank,
                 "role": self.role.name(),
                 "generation": self.generation.map(|generation| generation.to_string()),
-                "intact": scrubbed.is_some(),
+                "intact": match why {
+                    None => Some(true),
+                    Some(failure) => (!failure.damaged.is_empty()).then_some(false),
+                },
                 "tensors": scrubbed.map(|scrubbed| scrubbed.tensors),
                 "bytes": scrubbed.map(|scrubbed| scrubbed.bytes),
                 "damaged": damaged,
@@ -136,10 +143,13 @@ impl Outcome {
             })
             .to_string();
         }
-        let name = match self.role {
+        let mut name = match self.role {
             Role::Target => format!("rank {rank}"),
             Role::Draft => format!("rank {rank} draft"),
         };
+        if let Some(instance) = Named::from_path(&self.socket).and_then(|named| named.instance) {
+            name = format!("{name} of {instance}");
+        }
         match (&self.result, self.generation) {
             (Ok(Scrubbed { tensors, bytes }), Some(generation)) => format!(
                 "{name}: {tensors} tensors, {bytes} bytes of generation {generation} hold what was loaded ({seconds:.2} s)"

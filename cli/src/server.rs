@@ -26,6 +26,8 @@ pub struct Ground {
     signals: Signals,
     confined: Confined,
     limited: Result<(), Errno>,
+    /// How many descriptors it may have.
+    descriptors: u64,
 }
 
 impl Ground {
@@ -35,6 +37,7 @@ impl Ground {
         // fails only where this process leads a session already.
         let _ = setsid();
         let limited = raise_descriptor_limit();
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let signals = Signals::catch().map_err(CliError::failure)?;
         // Its sockets are beside the control socket.
         let dir = args.control.parent().unwrap_or(Path::new("/"));
@@ -42,6 +45,7 @@ impl Ground {
             signals,
             confined: confine(dir),
             limited,
+            descriptors,
         })
     }
 }
@@ -51,6 +55,7 @@ pub fn run(args: &ServerArgs, ground: Ground) -> Result<ExitCode, CliError> {
         signals,
         confined,
         limited,
+        descriptors,
     } = ground;
     if let Err(error) = limited {
         warn!("cannot raise the limit of open files: {error}");
@@ -74,7 +79,7 @@ pub fn run(args: &ServerArgs, ground: Ground) -> Result<ExitCode, CliError> {
         control,
         control_path: &args.control,
         version: env!("CARGO_PKG_VERSION"),
-        limits: Limits::default(),
+        limits: Limits::default().within(descriptors),
         confinement,
     };
     let mut pace = Pace::new();

@@ -32,7 +32,7 @@ mod weights;
 
 pub use device::{Device, DeviceKind, Opened, check_free};
 pub use error::MemoryError;
-pub use host::{check_room, read_sealed, resident, sealed};
+pub use host::{check_room, is_open_for_writing, read_sealed, resident, sealed};
 pub use lane::{Lane, LaneMemory};
 pub use mapping::Mapping;
 pub use owned::Owned;

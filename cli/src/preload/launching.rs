@@ -57,6 +57,8 @@ pub fn launch(
         Err(Halt::Signal) => return Ok(signals.exit_code()),
         Err(Halt::Error(error)) => return Err(error),
     };
+    // The files of the checkpoints are nobody's to keep while their weights are served.
+    drop(digests);
     if matches!(past, Past::None) {
         possible()?;
     }

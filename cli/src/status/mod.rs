@@ -116,6 +116,8 @@ fn ask(socket: PathBuf) -> Option<Found> {
         Err(RequestError::Connect(ConnectError::Absent { .. })) => return None,
         Ok(Message::DaemonStatus(status)) => Ok(status),
         Ok(other) => Err(format!("answered with a {} message", other.name())),
+        // Whoever says it names the socket.
+        Err(RequestError::Ask { error, .. }) => Err(error.to_string()),
         Err(error) => Err(error.to_string()),
     };
     let activity = match status

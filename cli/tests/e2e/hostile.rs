@@ -178,18 +178,50 @@ fn good_clients_are_served_beside_a_hundred_that_stall_at_every_byte_of_a_reques
     site.attach_verified(&qwen, 1);
 }
 
-#[test]
-fn good_clients_are_served_where_silent_ones_take_every_descriptor() {
-    let (site, qwen) = (Site::new(), model("qwen3"));
-    let plain = site.on_model("preload", &qwen, 1, &[]);
+/// A launcher whose processes may have so many descriptors.
+fn preload_with_descriptors(site: &Site, model: &std::path::Path, most: u32) -> Running {
+    let plain = site.on_model("preload", model, 1, &[]);
     let mut command = Command::new("sh");
     command
-        .args(["-c", r#"ulimit -n 64; exec "$0" "$@""#])
+        .args(["-c", &format!(r#"ulimit -n {most}; exec "$0" "$@""#)])
         .arg(plain.get_program())
         .args(plain.get_args())
         .env("WEIGHTD_SOCKET_DIR", site.dir());
     let mut launcher = site.start(command);
     launcher.ready();
+    launcher
+}
+
+#[test]
+fn good_clients_are_served_beside_as_many_leases_as_there_are_descriptors() {
+    let (site, qwen) = (Site::new(), model("qwen3"));
+    for most in [64, 100, 256, 1024] {
+        let mut launcher = preload_with_descriptors(&site, &qwen, most);
+        let socket = socket(&site);
+        let watch = frame(Watch { generation: None }, 1);
+        let leases: Vec<UnixStream> = (0..most)
+            .map(|_| {
+                let mut stream = UnixStream::connect(&socket).unwrap();
+                // Who is put out before it has asked is put out.
+                let _ = stream.write_all(&watch);
+                stream
+            })
+            .collect();
+        for _ in 0..3 {
+            site.attach_verified(&qwen, 1);
+        }
+        assert_eq!(site.status().len(), 1);
+        drop(leases);
+        launcher.signal(rustix::process::Signal::INT);
+        assert_eq!(launcher.code(), 130);
+        site.assert_clean();
+    }
+}
+
+#[test]
+fn good_clients_are_served_where_silent_ones_take_every_descriptor() {
+    let (site, qwen) = (Site::new(), model("qwen3"));
+    let mut launcher = preload_with_descriptors(&site, &qwen, 64);
     let server = launcher.child("server");
     let socket = socket(&site);
     let silent: Vec<UnixStream> = (0..200).map(|_| UnixStream::connect(&socket).unwrap()).collect();

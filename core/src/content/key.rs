@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 pub struct CheckpointId {
     /// The sum of the sizes of all weight files and of `config.json`, in bytes.
     pub bytes: u64,
-    /// A hash over device, inode, size, mtime and ctime of every file; absent where the file
-    /// system does not keep those honestly.
+    /// A hash over file system, device, inode, size, mtime and ctime of every file; absent where the file
+    /// system does not keep those honestly, or a file may be written just now.
     pub files: Option<[u8; 32]>,
     /// The digest of the bytes; absent until it was computed.
     pub digest: Option<[u8; 32]>,

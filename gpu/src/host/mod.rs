@@ -1,6 +1,7 @@
 //! Host memory: regions are memfds, sealed when exported; memory of this process alone is anonymous.
 
 mod anonymous;
+mod lease;
 mod mapping;
 mod memfd;
 mod pages;
@@ -9,6 +10,7 @@ mod resident;
 mod room;
 
 pub(crate) use anonymous::Anonymous;
+pub use lease::is_open_for_writing;
 pub(crate) use mapping::Mapping;
 pub use memfd::{read_sealed, sealed};
 pub(crate) use pages::Pages;

@@ -63,6 +63,20 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// The same for a process that may have so many descriptors open: leases take up to half of what a few
+    /// daemons leave, so that there are always some for who wants an answer.
+    pub fn within(self, descriptors: u64) -> Limits {
+        const DAEMONS: u64 = 64;
+        let most = descriptors.saturating_sub(DAEMONS) / 2;
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        Limits {
+            leases: self.leases.min(most),
+            ..self
+        }
+    }
+}
+
 /// What a server tells its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerEvent {
