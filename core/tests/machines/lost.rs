@@ -12,7 +12,7 @@ use weightd_core::time::{Now, Span};
 use weightd_core::wire::Header;
 use weightd_core::wire::message::{
     ContentInfo, DaemonId, ErrorCode, Expects, GetMemory, GetState, GetStatus, Holds, Lead, Lost, Memory,
-    Message, Publish, RegionInfo, Report, State, Watching,
+    Message, Publish, RegionInfo, Release, Released, Report, State, Watching,
 };
 
 fn generation(number: u64) -> Generation {
@@ -412,4 +412,33 @@ fn an_import_that_works_is_not_reported() {
     ));
     assert_eq!(reports(&world), []);
     world.finish();
+}
+
+#[test]
+fn vault_and_server_agree_on_what_is_released_and_lost_at_once() {
+    let mut seen = [false; 2];
+    for turns in 0..8 {
+        let mut world = World::ready();
+        let raw = world.raw(0);
+        let (daemon, current) = (0, Some(generation(1)));
+        let release = Release {
+            daemon,
+            generation: current,
+        };
+        world.say(raw, release, vec![]);
+        world.some_turns(turns);
+        lose(&mut world, 0, 1);
+        assert_eq!(world.heard(raw), [Released {}.into()]);
+        world.say(raw, GetStatus {}, vec![]);
+        world.run();
+        let heard = world.heard(raw);
+        let [Message::DaemonStatus(status)] = &heard[..] else {
+            panic!("{heard:?}")
+        };
+        let vault = &world.vault.as_ref().unwrap().machine;
+        assert_eq!(Some(status.holds), vault.holds(0), "after {turns} turns");
+        seen[usize::from(status.holds == Holds::Lost(generation(1)))] = true;
+        world.finish();
+    }
+    assert_eq!(seen, [true; 2], "released first; lost first");
 }

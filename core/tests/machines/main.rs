@@ -12,6 +12,7 @@ mod inventory;
 mod ledger;
 mod limits;
 mod lost;
+mod model;
 mod publish;
 mod publishing;
 mod query;

@@ -229,14 +229,13 @@ impl<F> Server<F> {
     }
 
     /// The content is of no use any more. Who leases it is still counted.
+    ///
+    /// Where it was released here meanwhile, the vault has no content to release, and this is what it holds.
     fn lost(&mut self, number: DaemonId, generation: Generation) {
         let Some(daemon) = self.daemons.get_mut(&number) else {
             return;
         };
-        if daemon
-            .content()
-            .is_none_or(|served| served.generation != generation)
-        {
+        if ![Holds::Content(generation), Holds::Released(generation)].contains(&daemon.holds()) {
             return;
         }
         let lost = Slot::Without(Holds::Lost(generation));

@@ -444,6 +444,13 @@ impl World {
             .collect()
     }
 
+    /// So many bytes of what a raw client is sent, and does not read, find room.
+    pub fn narrow(&mut self, raw: usize, room: usize) {
+        let end = self.raws[&raw].end;
+        self.wires[raw].pipes[1 - end].capacity = room;
+        self.raws.get_mut(&raw).expect("a raw client").deaf = room == 0;
+    }
+
     pub fn hang_up(&mut self, raw: usize) {
         self.close_end(raw, self.raws[&raw].end);
     }

@@ -174,8 +174,8 @@ impl World {
             return false;
         };
         if self.wires[wire].pipes[end].broken {
-            // What the other end said before it closed is read first.
-            let unread = !self.wires[wire].pipes[1 - end].is_empty();
+            // What the other end said before it closed is read first, by who still reads.
+            let unread = !self.wires[wire].pipes[1 - end].is_empty() && self.wants_to_read(wire, end);
             if !unread {
                 self.hang(wire, end);
             }
@@ -233,9 +233,9 @@ impl World {
         true
     }
 
-    fn read(&mut self, wire: usize, end: usize) -> bool {
-        let (now, side) = (self.now, self.wires[wire].ends[end]);
-        let wants = match side {
+    fn wants_to_read(&mut self, wire: usize, end: usize) -> bool {
+        let now = self.now;
+        match self.wires[wire].ends[end] {
             Side::Gone | Side::Backlog(_) => false,
             Side::Server(conn) => self
                 .server
@@ -250,10 +250,14 @@ impl World {
                 .adopters
                 .get_mut(&wire)
                 .is_some_and(|adopt| !adopt.is_over(now)),
-        };
-        if !wants {
+        }
+    }
+
+    fn read(&mut self, wire: usize, end: usize) -> bool {
+        if !self.wants_to_read(wire, end) {
             return false;
         }
+        let (now, side) = (self.now, self.wires[wire].ends[end]);
         let pipe = &mut self.wires[wire].pipes[1 - end];
         if pipe.is_empty() {
             let ended = pipe.ended;
