@@ -52,7 +52,7 @@ impl fmt::Debug for Case {
 }
 
 /// How many, where PROPTEST_CASES does not ask for more.
-const CASES: u32 = 600;
+const CASES: u32 = 400;
 
 #[test]
 fn the_machines_do_what_the_model_says_whoever_dies_meanwhile() {

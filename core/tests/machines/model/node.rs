@@ -21,6 +21,9 @@ use weightd_core::wire::message::{
 const UNREAD: Span = Span::secs(5);
 const IDLE: Span = Span::secs(10);
 
+/// Who asks each daemon whenever all is quiet.
+const READERS: [Wanted; 2] = [Wanted::Same, Wanted::OtherFilesOfDigest { right: true }];
+
 /// The digest of the checkpoint, as loader and engines compute it.
 const DIGEST: [u8; 32] = [9; 32];
 
@@ -85,7 +88,8 @@ struct Seen {
     holds: weightd_core::wire::message::Holds,
     leases: u32,
     leased: Vec<Leased>,
-    state: Answer,
+    /// What it answers those [`READERS`].
+    answers: [Answer; 2],
 }
 
 pub struct Node {
@@ -123,6 +127,10 @@ fn wanted_key(daemon: DaemonId, wanted: Wanted) -> Key {
         }
     }
     key
+}
+
+fn answers_of(model: &Model, daemon: DaemonId) -> [Answer; 2] {
+    READERS.map(|wanted| model.shows(daemon, wanted))
 }
 
 impl Node {
@@ -360,15 +368,14 @@ impl Node {
         let said: Vec<Said> = asked.iter().map(|asked| asked.said.clone()).collect();
         let courses = self.model.courses(&said);
         let right = courses.iter().find(|course| {
-            let answers = course.answers.iter().zip(&heard).zip(&asked);
-            let mut answers = answers.map(|((predicted, heard), one)| {
+            let mut answers = course.answers.iter().zip(&heard).zip(&asked);
+            let mut seen = (0..DAEMONS).zip(&seen);
+            answers.all(|((predicted, heard), one)| {
                 self.agree(one, predicted.as_ref(), heard.as_ref(), course, &asked, died)
-            });
-            let daemons = course.after.daemons.iter().zip(&seen);
-            answers.all(|agree| agree)
-                && daemons
-                    .into_iter()
-                    .all(|(daemon, seen)| daemon.has.holds() == seen.holds)
+            }) && seen.all(|(daemon, seen)| {
+                seen.holds == course.after.daemon(daemon).has.holds()
+                    && seen.answers == answers_of(&course.after, daemon)
+            })
         });
         let Some(course) = right.cloned() else {
             let may: Vec<String> = courses.iter().map(Course::to_string).collect();
@@ -619,8 +626,7 @@ impl Node {
     fn attach(&mut self, daemon: DaemonId) {
         let number = self.world.attach(daemon, AttachOptions::new(UID), key(daemon));
         self.world.run();
-        let wanted = Wanted::Same;
-        let answer = self.model.hear(&Said::Read { daemon, wanted });
+        let answer = self.model.shows(daemon, Wanted::Same);
         let engine = &self.world.engines[number];
         let Answer::State(generation, memory) = answer else {
             let end = &engine.end;
@@ -648,10 +654,9 @@ impl Node {
     fn slow_read(&mut self, daemon: DaemonId) {
         let raw = self.world.raw(daemon);
         self.world.narrow(raw, 0);
-        let wanted = Wanted::Same;
         let (key, is_reload) = (key(daemon), false);
         self.world.say(raw, GetState { key, is_reload }, vec![]);
-        let answer = self.model.hear(&Said::Read { daemon, wanted });
+        let answer = self.model.shows(daemon, Wanted::Same);
         let since = self.world.now;
         self.clients.push(Client::Slow { raw, since, answer });
     }
@@ -792,8 +797,10 @@ impl Node {
             let raw = self.world.raw(daemon);
             self.world.say(raw, GetStatus {}, vec![]);
             self.world.say(raw, GetActivity {}, vec![]);
-            let (key, is_reload) = (key(daemon), false);
-            self.world.say(raw, GetState { key, is_reload }, vec![]);
+            for wanted in READERS {
+                let (key, is_reload) = (wanted_key(daemon, wanted), false);
+                self.world.say(raw, GetState { key, is_reload }, vec![]);
+            }
             raw
         };
         let raws: Vec<usize> = (0..DAEMONS).map(ask).collect();
@@ -813,7 +820,7 @@ impl Node {
                 holds: status.holds,
                 leases: status.leases,
                 leased,
-                state: self.read(&frames[2]),
+                answers: [self.read(&frames[2]), self.read(&frames[3])],
             });
         }
         self.world.run();
@@ -866,13 +873,12 @@ impl Node {
             );
         }
         for (daemon, seen) in (0..DAEMONS).zip(self.seen()) {
-            let wanted = Wanted::Same;
             let leased = self.leased(daemon);
             let said = Seen {
                 holds: self.model.daemon(daemon).has.holds(),
                 leases: leased.iter().map(|leased| leased.leases).sum(),
                 leased,
-                state: self.model.hear(&Said::Read { daemon, wanted }),
+                answers: answers_of(&self.model, daemon),
             };
             assert_eq!(seen, said, "the server's daemon {daemon}");
         }

@@ -192,6 +192,11 @@ impl Model {
         &self.daemons[daemon as usize]
     }
 
+    /// What a reader of the daemon's checkpoint is answered.
+    pub fn shows(&self, daemon: DaemonId, wanted: Wanted) -> Answer {
+        self.clone().hear(&Said::Read { daemon, wanted })
+    }
+
     /// Another launcher goes on with the server, and names its own generations.
     pub fn adopt(&mut self, epoch: u64) {
         (self.epoch, self.next) = (EPOCH + epoch, 1);

@@ -3,6 +3,7 @@
 use super::reference::{DAEMONS, KEPT, LOADED, Memory, Model, SERVED, Said, Wanted};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use std::ops::RangeInclusive;
 use weightd_core::wire::message::{DaemonId, Expects};
 
 /// Which generation is named.
@@ -71,6 +72,18 @@ pub enum Transition {
 }
 
 impl Ask {
+    /// The same of this daemon.
+    fn at(self, daemon: DaemonId) -> Ask {
+        match self {
+            Ask::Load { expects, .. } => Ask::Load { daemon, expects },
+            Ask::Publish { expects, .. } => Ask::Publish { daemon, expects },
+            Ask::Read { wanted, .. } => Ask::Read { daemon, wanted },
+            Ask::Watch { which, .. } => Ask::Watch { daemon, which },
+            Ask::Release { which, .. } => Ask::Release { daemon, which },
+            Ask::Lose { which, .. } => Ask::Lose { daemon, which },
+        }
+    }
+
     /// What is said where the node is as in this model.
     pub fn of(&self, model: &Model, memory: impl FnOnce() -> Memory) -> Said {
         let named = |daemon, which| {
@@ -146,6 +159,15 @@ fn ask() -> impl Strategy<Value = Ask> {
     ]
 }
 
+/// Asked at once: mostly of one daemon, where they may meet.
+fn asks(count: RangeInclusive<usize>) -> impl Strategy<Value = Vec<Ask>> {
+    let one_daemon = prop_oneof![1 => Just(None), 3 => daemon().prop_map(Some)];
+    (one_daemon, vec(ask(), count)).prop_map(|(one_daemon, asks)| match one_daemon {
+        None => asks,
+        Some(daemon) => asks.into_iter().map(|ask| ask.at(daemon)).collect(),
+    })
+}
+
 fn process() -> impl Strategy<Value = Process> {
     prop_oneof![
         4 => Just(Process::Server),
@@ -160,8 +182,8 @@ fn process() -> impl Strategy<Value = Process> {
 pub fn transition() -> impl Strategy<Value = Transition> {
     use Transition::*;
     prop_oneof![
-        8 => vec(ask(), 1..=2).prop_map(Asks),
-        5 => (process(), vec(ask(), 0..=2), 0..60_usize, any::<bool>(), vec(ask(), 0..=1)).prop_map(
+        8 => asks(1..=2).prop_map(Asks),
+        5 => (process(), asks(0..=2), 0..60_usize, any::<bool>(), asks(0..=1)).prop_map(
             |(of, amid, turns, nothing_closes, meanwhile)| Death { of, amid, turns, nothing_closes, meanwhile }
         ),
         2 => daemon().prop_map(Attach),
