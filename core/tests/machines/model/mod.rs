@@ -5,7 +5,11 @@
 //! once may go in any order. What somebody's death interrupts may have been done or not, which is looked at
 //! when all is quiet again; from then on the model is exact again, to the number of each generation.
 
+mod asking;
+mod clients;
+mod deaths;
 mod node;
+mod quiet;
 mod reference;
 mod transition;
 
