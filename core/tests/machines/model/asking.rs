@@ -237,11 +237,11 @@ impl Node {
                 Has::Released(generation) => Some(generation),
                 _ => None,
             };
-            let replaced = self.model.daemon(daemon).has.content();
             if released.is_some_and(|generation| self.may_be_sent(generation)) {
                 return heard.is_none();
             }
-            if replaced.is_some_and(|(generation, _)| self.may_be_sent(generation)) {
+            // Or it was replaced at once, but it is the one that was asked for.
+            if self.may_be_sent(self.model.daemon(daemon).current()) {
                 return heard.is_none_or(|heard| *heard == Answer::Released);
             }
         }
@@ -255,11 +255,12 @@ impl Node {
             (None, Some(Answer::Refused(ErrorCode::Busy))) => {
                 asked.is_clients_publication() && (launcher_died || others(is_publication) > 1)
             }
-            // The server has let go already, and is not given yet what replaces it.
+            // The server has let go already, and is not given yet what replaces it; or it dies before the vault
+            // hears of a release, which then was none.
             (_, Some(Answer::Refused(ErrorCode::Released | ErrorCode::StaleGeneration))) => {
-                others(is_release) > 0
-                    && others(is_publication) > 0
-                    && matches!(asked.said, Said::Read { .. } | Said::Watch { .. })
+                let comes_back = others(is_publication) > 0 || died == Some(Process::Server);
+                let may_miss = matches!(asked.said, Said::Read { .. } | Said::Watch { .. });
+                may_miss && comes_back && others(is_release) > 0
             }
             _ => false,
         }
