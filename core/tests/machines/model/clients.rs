@@ -1,8 +1,7 @@
 //! Those who hold something of the node, or whom it keeps waiting.
 
 use super::node::Node;
-use super::reference::Said;
-use super::reference::{Answer, Memory, Wanted};
+use super::reference::{Answer, Memory, Said, Wanted};
 use super::transition::{Ask, Which};
 use crate::ledger::Fd;
 use crate::world::{End, UID, key};
