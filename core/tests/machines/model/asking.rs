@@ -213,7 +213,7 @@ impl Node {
     }
 
     /// Whether this may be heard where the model says that.
-    pub(super) fn agree(
+    fn agree(
         &self,
         asked: &Asked,
         predicted: Option<&Answer>,
@@ -274,13 +274,7 @@ impl Node {
     }
 
     /// What who asked goes on with.
-    pub(super) fn keep(
-        &mut self,
-        asked: Asked,
-        heard: Option<Answer>,
-        frame: Option<Frame<Fd>>,
-        before: &Model,
-    ) {
+    fn keep(&mut self, asked: Asked, heard: Option<Answer>, frame: Option<Frame<Fd>>, before: &Model) {
         let Some(raw) = asked.raw.filter(|raw| self.world.raws.contains_key(raw)) else {
             return;
         };

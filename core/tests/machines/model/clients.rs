@@ -202,7 +202,7 @@ impl Node {
     }
 
     /// Who has not read, or not spoken, for too long is not connected any more.
-    pub(super) fn end_the_late(&mut self) {
+    fn end_the_late(&mut self) {
         let now = self.world.now;
         for client in std::mem::take(&mut self.clients) {
             match client {

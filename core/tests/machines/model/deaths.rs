@@ -48,14 +48,14 @@ impl Node {
         }
     }
 
-    pub(super) fn forget(&mut self, asked: Vec<Asked>) {
+    fn forget(&mut self, asked: Vec<Asked>) {
         for raw in asked.into_iter().filter_map(|asked| asked.raw) {
             self.hang_up(raw);
         }
     }
 
     /// A server without a launcher, until another adopts it; where it would end, everything starts anew.
-    pub(super) fn serve_alone(&mut self, meanwhile: &[Ask], successor_dies_after: Option<usize>) {
+    fn serve_alone(&mut self, meanwhile: &[Ask], successor_dies_after: Option<usize>) {
         if self.model.outlives_its_launcher() {
             assert!(!self.stops(), "it has something to serve");
             let without_launcher = |ask: &&Ask| !matches!(ask, Ask::Load { .. } | Ask::Lose { .. });
@@ -96,7 +96,7 @@ impl Node {
     }
 
     /// Whoever was connected to it notices. What is mapped stays mapped.
-    pub(super) fn server_died(&mut self) {
+    fn server_died(&mut self) {
         for client in std::mem::take(&mut self.clients) {
             match client {
                 Client::Reader { .. } => self.clients.push(client),

@@ -140,7 +140,7 @@ impl Node {
     }
 
     /// How many have it.
-    pub(super) fn holders(&self, of: Memory) -> usize {
+    fn holders(&self, of: Memory) -> usize {
         let content = |daemon: DaemonId| self.model.daemon(daemon).has.content();
         let is_current = (0..DAEMONS).filter_map(content).any(|(_, memory)| memory == of);
         let has = |client: &&Client| match client {
