@@ -30,6 +30,8 @@ use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
 use confine::no_core_dumps;
 use error::CliError;
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -57,6 +59,7 @@ const PANICKED: u8 = 101;
 fn run() -> Result<ExitCode, CliError> {
     let translated = vllm_flags::translate(std::env::args_os(), &Cli::command())?;
     let cli = Cli::parse_from(translated.args);
+    let limited = raise_descriptor_limit();
     // Before the log has its thread.
     let ground = match &cli.command {
         Command::Server(args) => Some(server::Ground::take(args)?),
@@ -70,6 +73,9 @@ fn run() -> Result<ExitCode, CliError> {
     logs::start(&cli.log, cli.log_format)?;
     if let Err(why) = dumps {
         warn!("{why}");
+    }
+    if let Err(error) = limited {
+        warn!("cannot raise the limit of open files: {error}");
     }
     if !translated.ignored.is_empty() {
         let ignored = translated.ignored.join(", ");
@@ -90,4 +96,16 @@ fn run() -> Result<ExitCode, CliError> {
         Command::Loader(args) => loader::run(&args),
         Command::Probe(args) => probe::run(&args),
     }
+}
+
+/// Daemons and leases take some descriptors each, in launchers, servers and engines; the soft limit is often 1024.
+fn raise_descriptor_limit() -> Result<(), Errno> {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        },
+    )
 }

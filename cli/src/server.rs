@@ -6,8 +6,7 @@ use crate::error::CliError;
 use crate::logs::pace::Pace;
 use crate::logs::{DaemonName, about};
 use crate::signals::Signals;
-use rustix::io::Errno;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid};
+use rustix::process::{Resource, getrlimit, setsid};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::ExitCode;
@@ -25,9 +24,6 @@ use weightd_tokio::Tokio;
 pub struct Ground {
     signals: Signals,
     confined: Confined,
-    limited: Result<(), Errno>,
-    /// How many descriptors it may have.
-    descriptors: u64,
 }
 
 impl Ground {
@@ -36,30 +32,18 @@ impl Ground {
         // Its own session: Ctrl-C and hang-up reach the launcher, which ends everything in order. It
         // fails only where this process leads a session already.
         let _ = setsid();
-        let limited = raise_descriptor_limit();
-        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let signals = Signals::catch().map_err(CliError::failure)?;
         // Its sockets are beside the control socket.
         let dir = args.control.parent().unwrap_or(Path::new("/"));
         Ok(Ground {
             signals,
             confined: confine(dir),
-            limited,
-            descriptors,
         })
     }
 }
 
 pub fn run(args: &ServerArgs, ground: Ground) -> Result<ExitCode, CliError> {
-    let Ground {
-        signals,
-        confined,
-        limited,
-        descriptors,
-    } = ground;
-    if let Err(error) = limited {
-        warn!("cannot raise the limit of open files: {error}");
-    }
+    let Ground { signals, confined } = ground;
     let Confined {
         confinement,
         failures,
@@ -79,7 +63,7 @@ pub fn run(args: &ServerArgs, ground: Ground) -> Result<ExitCode, CliError> {
         control,
         control_path: &args.control,
         version: env!("CARGO_PKG_VERSION"),
-        limits: Limits::default().within(descriptors),
+        limits: limits(),
         confinement,
     };
     let mut pace = Pace::new();
@@ -106,16 +90,19 @@ pub fn run(args: &ServerArgs, ground: Ground) -> Result<ExitCode, CliError> {
     Ok(signals.exit_code())
 }
 
-/// Leases take a descriptor each; the soft limit is often 1024.
-fn raise_descriptor_limit() -> Result<(), Errno> {
-    let limit = getrlimit(Resource::Nofile);
-    setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: limit.maximum,
-            maximum: limit.maximum,
-        },
-    )
+/// A lease is a descriptor that is never taken back to make room, so there are no more of them than leave some.
+fn limits() -> Limits {
+    let Some(descriptors) = getrlimit(Resource::Nofile).current else {
+        return Limits::default();
+    };
+    let limits = Limits::default().within(descriptors);
+    if limits.leases < Limits::default().leases {
+        let leases = limits.leases;
+        warn!(
+            "no more than {leases} leases: raise the limit of open files, which is {descriptors} (ulimit -n)"
+        );
+    }
+    limits
 }
 
 /// Which lines have their pace in common. Clients cause one for each request or connection, if they like.

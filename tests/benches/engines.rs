@@ -44,13 +44,14 @@ fn main() {
     let model = write_checkpoint(&temp.path().join("model"), 195, 64 << 10);
     // Until then the times of the files are not believed, and both sides compare digests.
     sleep(Duration::from_secs(5));
-    for more in [["--runtime=blocking"], ["--runtime=tokio"], ["--runtime=smol"]] {
-        println!("\nserver {}", more[0]);
+    for more in ["--runtime=blocking", "--runtime=tokio", "--runtime=smol"] {
+        println!("\nserver {more}");
         let site = Site {
-            dir: temp.path().join(more[0]),
+            bin: weightd(),
+            dir: temp.path().join(more),
             model: model.clone(),
             daemons: 1,
-            more: Box::leak(Box::new(more)),
+            more: vec![more.to_owned()],
         };
         let (launcher, _) = site.preload();
         let daemons = site.settled();

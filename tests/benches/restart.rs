@@ -6,6 +6,7 @@
 //! WEIGHTD names the binary where it is another one. Each kill is an event of its own, of which the slowest
 //! matter, so this is no criterion benchmark.
 
+#[allow(dead_code)] // The other benchmarks use the rest.
 mod launched;
 
 use launched::{Daemon, PATIENCE, Site, load_average, say, status, weightd, write_checkpoint};
@@ -43,10 +44,11 @@ fn main() {
     ] {
         println!("\n{name}");
         let site = Site {
+            bin: weightd(),
             dir: model.with_extension("sockets"),
             model: model.clone(),
             daemons,
-            more: &[],
+            more: Vec::new(),
         };
         measure(&site);
     }

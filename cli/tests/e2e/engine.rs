@@ -32,18 +32,34 @@ pub fn refused(socket: &Path, key: Key, role: Role) -> String {
 
 /// The key of rank 0, without options.
 pub fn key(model: &Path, tp: u32) -> Key {
+    key_of_rank(model, tp, 0)
+}
+
+/// The key of a rank of tensor parallelism, without options.
+pub fn key_of_rank(model: &Path, tp: u32, rank: u32) -> Key {
     let checkpoint = Checkpoint::open(model).unwrap();
     let options = KeyOptions::new(sharding(tp));
-    let rank = Rank { dp: 0, pp: 0, tp: 0 };
-    options.key(&checkpoint, checkpoint.identity(), rank).unwrap()
+    options
+        .key(&checkpoint, checkpoint.identity(), rank_of(rank))
+        .unwrap()
 }
 
 /// That what [`map`] mapped is what the checkpoint holds.
 #[track_caller]
 pub fn assert_intact(attached: &Loaded<Weights>, model: &Path, tp: u32) {
+    assert_intact_rank(attached, model, tp, 0);
+}
+
+/// The same for a rank of tensor parallelism.
+#[track_caller]
+pub fn assert_intact_rank(attached: &Loaded<Weights>, model: &Path, tp: u32, rank: u32) {
     let checkpoint = Checkpoint::open(model).unwrap();
-    let verified = weightd_checkpoint::verify(&checkpoint, &sharding(tp), Rank::default(), attached.model());
+    let verified = weightd_checkpoint::verify(&checkpoint, &sharding(tp), rank_of(rank), attached.model());
     assert!(verified.unwrap().bytes > 0);
+}
+
+fn rank_of(tp: u32) -> Rank {
+    Rank { dp: 0, pp: 0, tp }
 }
 
 fn sharding(tp: u32) -> ShardingOptions {

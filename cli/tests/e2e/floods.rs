@@ -23,7 +23,7 @@ fn socket(site: &Site) -> PathBuf {
     PathBuf::from(site.status()[0]["socket"].as_str().unwrap())
 }
 
-fn frame(message: impl Into<Message>) -> Vec<u8> {
+pub fn frame(message: impl Into<Message>) -> Vec<u8> {
     let message = message.into();
     let body = message.encode().unwrap();
     let header = Header {
@@ -36,7 +36,7 @@ fn frame(message: impl Into<Message>) -> Vec<u8> {
 }
 
 /// The start of a request with a body of 64 KiB and this many descriptors.
-fn long_request(descriptors: usize) -> [u8; 20] {
+pub fn long_request(descriptors: usize) -> [u8; 20] {
     let header = Header {
         kind: 999,
         request: 1,
@@ -47,7 +47,7 @@ fn long_request(descriptors: usize) -> [u8; 20] {
 }
 
 /// Sends what the socket takes.
-fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+pub fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {

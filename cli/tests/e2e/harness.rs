@@ -3,7 +3,7 @@
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -18,7 +18,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A directory of its own with a socket directory in it. What runs on it ends with it.
 pub struct Site {
-    temp: TempDir,
+    root: PathBuf,
+    /// None where the site is another process's.
+    _temp: Option<TempDir>,
     device: &'static str,
     logs: AtomicU32,
 }
@@ -46,21 +48,33 @@ impl Site {
 
     /// On devices of this kind.
     pub fn on(device: &'static str) -> Site {
+        let temp = tempfile::tempdir().unwrap();
         Site {
-            temp: tempfile::tempdir().unwrap(),
+            root: temp.path().to_owned(),
+            _temp: Some(temp),
             device,
+            logs: AtomicU32::new(0),
+        }
+    }
+
+    /// That of the process which started this one, by its [`path`](Site::path).
+    pub fn at(root: PathBuf) -> Site {
+        Site {
+            root,
+            _temp: None,
+            device: "cpu",
             logs: AtomicU32::new(0),
         }
     }
 
     /// Room for files of the test.
     pub fn path(&self) -> &Path {
-        self.temp.path()
+        &self.root
     }
 
     /// The socket directory.
     pub fn dir(&self) -> PathBuf {
-        self.temp.path().join("sockets")
+        self.root.join("sockets")
     }
 
     /// `weightd` with these arguments, in this site's socket directory unless they name another.
@@ -70,7 +84,7 @@ impl Site {
             .args(args)
             .args(["--device", self.device])
             .env("WEIGHTD_SOCKET_DIR", self.dir())
-            .env("XDG_CACHE_HOME", self.temp.path().join("cache"))
+            .env("XDG_CACHE_HOME", self.root.join("cache"))
             .env_remove("WEIGHTD_LOG")
             .stdin(Stdio::null());
         command
@@ -134,7 +148,7 @@ impl Site {
     /// Starts a process.
     pub fn start(&self, mut command: Command) -> Running {
         let number = self.logs.fetch_add(1, Ordering::Relaxed);
-        let stderr = self.temp.path().join(format!("stderr-{number}"));
+        let stderr = self.root.join(format!("stderr-{number}"));
         let mut child = command
             .stdout(Stdio::piped())
             .stderr(File::create(&stderr).unwrap())
@@ -196,6 +210,9 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
+        if self._temp.is_none() {
+            return;
+        }
         for pid in self.processes() {
             signal(pid, Signal::KILL);
         }
@@ -233,6 +250,20 @@ impl Running {
     /// What it has said on stderr.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.stderr).unwrap()
+    }
+
+    /// How much it has said there.
+    pub fn log_bytes(&self) -> u64 {
+        fs::metadata(&self.stderr).unwrap().len()
+    }
+
+    /// What it has said there from this byte on.
+    pub fn log_from(&self, byte: u64) -> String {
+        let mut file = File::open(&self.stderr).unwrap();
+        file.seek(SeekFrom::Start(byte)).unwrap();
+        let mut log = Vec::new();
+        file.read_to_end(&mut log).unwrap();
+        String::from_utf8_lossy(&log).into_owned()
     }
 
     /// Waits until it has logged this: a log is written a moment after what it tells of.

@@ -8,6 +8,7 @@
 
 mod adoption;
 mod bad_input;
+mod chaos;
 mod checkpoints;
 mod confined;
 mod descriptors;
@@ -28,7 +29,6 @@ mod http;
 mod hub;
 mod identity;
 mod key;
-mod kills;
 mod launcher_killed;
 mod launchers;
 mod layouts;

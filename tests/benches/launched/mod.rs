@@ -34,11 +34,12 @@ pub fn say(what: &str, mut times: Vec<Duration>) {
 
 /// Where a model is served.
 pub struct Site {
+    pub bin: PathBuf,
     pub dir: PathBuf,
     pub model: PathBuf,
     pub daemons: usize,
     /// What else `weightd preload` is told.
-    pub more: &'static [&'static str],
+    pub more: Vec<String>,
 }
 
 pub struct Daemon {
@@ -53,13 +54,13 @@ impl Site {
     pub fn preload(&self) -> (Launcher, Duration) {
         let log = self.dir.with_extension("log");
         let start = Instant::now();
-        let mut child = Command::new(weightd())
+        let mut child = Command::new(&self.bin)
             .args(["preload", "--device", "cpu", "--model"])
             .arg(&self.model)
             .arg("--socket-dir")
             .arg(&self.dir)
             .arg(format!("--data-parallel-size={}", self.daemons))
-            .args(self.more)
+            .args(&self.more)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(File::create(&log).expect("a log"))
@@ -102,6 +103,10 @@ impl Daemon {
 }
 
 impl Launcher {
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
     pub fn kill(&mut self) {
         self.0.kill().expect("the launcher lives");
         self.0.wait().expect("the launcher is ours");
