@@ -33,7 +33,7 @@ pub fn read_plan(input: &[u8]) {
     let (mut sources, mut fills) = (Vec::new(), Vec::new());
     let mut places = Places::default();
     while !input.is_empty() {
-        if input.byte() % 8 == 0 {
+        if input.below(8) == 0 {
             fills.push(fill(&mut input, &mut places));
         } else {
             sources.push(source(&mut input, &mut places));
@@ -63,7 +63,7 @@ struct Places {
 
 /// Behind what is there, mostly; else anywhere.
 fn place(input: &mut Input<'_>, behind: &mut u64, bytes: u64) -> u64 {
-    if input.byte() % 16 == 0 {
+    if input.below(16) == 0 {
         return input.number();
     }
     let at = behind.saturating_add(u64::from(input.byte() % 8));

@@ -169,7 +169,7 @@ impl Session {
                 let now = self.now + Span::millis(input.short());
                 self.pass(now);
             }
-            12 => self.to_the_next_deadline(),
+            12 => self.pass_to_the_next_deadline(),
             13 => self.reap(if input.flag() { usize::MAX } else { 1 }),
             14 => {
                 let now = self.now;
@@ -334,7 +334,7 @@ impl Session {
         self.forget_closed();
     }
 
-    fn to_the_next_deadline(&mut self) {
+    fn pass_to_the_next_deadline(&mut self) {
         if let Some(at) = self.host.wake_at {
             self.pass(at.max(self.now));
         }
@@ -377,7 +377,7 @@ impl Session {
                 assert_eq!(stuck.count(), 0, "who says nothing is ended");
                 return self.no_bug();
             }
-            self.to_the_next_deadline();
+            self.pass_to_the_next_deadline();
         }
         panic!("a silent server waits for something again and again");
     }

@@ -175,6 +175,7 @@ pub fn publishable(daemon: DaemonId) -> DaemonInfo {
 }
 
 impl World {
+    #[allow(clippy::new_without_default)] // there is nothing usual about a world
     pub fn new() -> World {
         World {
             now: Now(1_000_000),
