@@ -84,6 +84,12 @@ fn takes_what_it_announces(content: &ContentInfo) {
         .collect();
     let is_within_caps = content.regions.len() <= 15 && content.manifest_bytes <= 256 << 20;
     assert_eq!(check_descriptors(content, facts.iter()).is_ok(), is_within_caps);
+    facts.push(sealed(0));
+    assert!(
+        check_descriptors(content, facts.iter()).is_err(),
+        "one is too many"
+    );
+    facts.pop();
     let last = facts.pop().expect("the manifest's at least");
     assert!(
         check_descriptors(content, facts.iter()).is_err(),
