@@ -13,6 +13,9 @@ mod config;
 mod digest;
 mod error;
 mod files;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 mod header;
 mod hub;
 mod identity;
@@ -48,13 +51,6 @@ pub use save::{SaveError, save};
 pub use scrub::{ScrubError, Scrubbed, scrub};
 pub use shard::{Piece, Shard};
 pub use verify::{Verified, VerifyError, verify};
-
-#[cfg(feature = "fuzz")]
-#[doc(hidden)]
-pub mod fuzz {
-    //! Bodies of the fuzz targets, here so that stable tests can replay their corpora.
-    pub use crate::header::fuzz_header;
-}
 
 #[cfg(test)]
 mod tests {

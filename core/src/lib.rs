@@ -16,6 +16,9 @@
 #![deny(missing_docs)]
 
 pub mod content;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod machine;
 pub mod peer;
 pub mod plan;

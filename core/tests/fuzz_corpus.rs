@@ -1,4 +1,4 @@
-//! The seeds in the corpus of `frame_decoder`. All of it is replayed by `tests/tests/fuzz_corpus.rs`.
+//! The seeds in the corpora of `frame_decoder` and `message`. All of them are replayed by `tests/tests/fuzz_corpus.rs`.
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
@@ -27,6 +27,18 @@ fn the_seeds_are_in_the_corpus() {
             "{name}: run `cargo test -p weightd-core --test fuzz_corpus -- --ignored`"
         );
     }
+}
+
+#[test]
+fn every_kind_of_message_is_in_the_corpus_of_message() {
+    let corpus = corpus().with_file_name("message");
+    let inputs: Vec<Vec<u8>> = std::fs::read_dir(corpus)
+        .expect("a corpus")
+        .map(|entry| std::fs::read(entry.expect("an entry").path()).expect("an input"))
+        .collect();
+    let has = |kind: &u16| inputs.iter().any(|body| Message::decode(*kind, body).is_ok());
+    let missing: Vec<&u16> = Message::KINDS.iter().filter(|kind| !has(kind)).collect();
+    assert_eq!(missing, [] as [&u16; 0], "an input that is the body of one");
 }
 
 #[test]

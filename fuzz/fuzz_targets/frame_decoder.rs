@@ -1,5 +1,5 @@
-//! See `weightd_core::wire::fuzz::frame_decoder` for what an input is and what is checked.
+//! See `weightd_core::fuzz::frame_decoder` for what an input is and what is checked.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| weightd_core::wire::fuzz::frame_decoder(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| weightd_core::fuzz::frame_decoder(input));

@@ -8,7 +8,17 @@ type Body = fn(&[u8]);
 
 /// The bodies of the fuzz targets, by the names of the targets. What is new in `fuzz/fuzz_targets/` comes in here too.
 fn bodies() -> BTreeMap<&'static str, Body> {
-    let bodies: [(_, Body); 1] = [("frame_decoder", weightd_core::wire::fuzz::frame_decoder)];
+    let bodies: [(_, Body); 9] = [
+        ("attach_session", weightd_core::fuzz::attach_session),
+        ("frame_decoder", weightd_core::fuzz::frame_decoder),
+        ("manifest", weightd_core::fuzz::manifest),
+        ("message", weightd_core::fuzz::message),
+        ("pair", weightd_core::fuzz::pair),
+        ("read_plan", weightd_core::fuzz::read_plan),
+        ("safetensors_header", weightd_checkpoint::fuzz::safetensors_header),
+        ("server_session", weightd_core::fuzz::server_session),
+        ("tp_plan", weightd_checkpoint::fuzz::tp_plan),
+    ];
     bodies.into()
 }
 

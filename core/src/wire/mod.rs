@@ -3,9 +3,6 @@
 
 pub mod decoder;
 pub mod frame;
-#[cfg(feature = "fuzz")]
-#[doc(hidden)]
-pub mod fuzz;
 pub mod message;
 
 pub use decoder::{Decoder, Frame};

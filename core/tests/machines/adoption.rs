@@ -1,6 +1,6 @@
 //! A launcher goes on where another one was killed: with its server, or with copies of what it held.
 
-use crate::wire::Dice;
+use crate::socket::Dice;
 use crate::world::*;
 use proptest::prelude::*;
 use weightd_core::content::{Comparison, Generation, HandleKind};

@@ -6,10 +6,8 @@ mod adoption;
 mod bugs;
 mod chaos;
 mod ends;
-mod host;
 mod hostile;
 mod inventory;
-mod ledger;
 mod limits;
 mod lost;
 mod model;
@@ -22,5 +20,5 @@ mod retry;
 mod scripted;
 mod serving;
 mod supervision;
-mod wire;
-mod world;
+
+use weightd_core::fuzz::{host, ledger, socket, world};

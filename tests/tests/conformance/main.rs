@@ -14,18 +14,7 @@ mod talk;
 mod virtual_time;
 
 // The world of the core's own tests.
-#[allow(dead_code)]
-#[path = "../../../core/tests/machines/host.rs"]
-mod host;
-#[allow(dead_code)]
-#[path = "../../../core/tests/machines/ledger.rs"]
-mod ledger;
-#[allow(dead_code)]
-#[path = "../../../core/tests/machines/wire.rs"]
-mod wire;
-#[allow(dead_code)]
-#[path = "../../../core/tests/machines/world/mod.rs"]
-mod world;
+use weightd_core::fuzz::{host, ledger, world};
 
 mod machines {
     crate::scenarios::every_scenario! { crate::virtual_time::Virtual }

@@ -12,6 +12,8 @@
 mod blocks;
 mod check;
 mod chunks;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod meaning;
 mod rect;
 #[cfg(test)]
 mod tests;

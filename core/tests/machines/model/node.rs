@@ -6,7 +6,7 @@ use super::reference::{DAEMONS, KEPT, LOADED, Memory, Model, SERVED};
 use super::transition::{Ask, Process, Transition, Which};
 use crate::host::Host;
 use crate::ledger::File;
-use crate::wire::Dice;
+use crate::socket::Dice;
 use crate::world::*;
 use std::collections::BTreeMap;
 use weightd_core::machine::{Held, Vault};

@@ -2,7 +2,7 @@
 //! server agree, everyone is answered or sent away, and no descriptor is left over.
 
 use super::*;
-use crate::wire::Dice;
+use crate::socket::Dice;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 

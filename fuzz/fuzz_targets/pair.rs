@@ -1,0 +1,5 @@
+//! See `weightd_core::fuzz::pair` for what an input is and what is checked.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| weightd_core::fuzz::pair(input));

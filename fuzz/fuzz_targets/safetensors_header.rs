@@ -1,0 +1,5 @@
+//! See `weightd_checkpoint::fuzz::safetensors_header` for what an input is and what is checked.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| weightd_checkpoint::fuzz::safetensors_header(input));
