@@ -58,7 +58,7 @@ fn main() {
         for _ in 0..ROUNDS {
             measure(&daemons[0]);
         }
-        launcher.end();
+        drop(launcher);
     }
     println!("\nload average {}", load_average());
 }

@@ -57,12 +57,12 @@ fn main() {
 
 fn measure(site: &Site) {
     // The first one also fills the page cache.
-    site.preload().0.end();
+    drop(site.preload());
     let mut fresh = Vec::new();
     for _ in 0..PRELOADS {
         let (launcher, took) = site.preload();
         fresh.push(took);
-        launcher.end();
+        drop(launcher);
     }
     say("fresh preload until READY", fresh);
 
@@ -96,7 +96,7 @@ fn measure(site: &Site) {
         adoptions,
     );
     seen.say();
-    launcher.end();
+    drop(launcher);
 }
 
 /// Kills the server; the time until the first daemon has answered a get_state, and until all have.

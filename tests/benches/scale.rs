@@ -106,7 +106,7 @@ fn with_tensors(bin: &Path, temp: &Path, panels: &mut Vec<Panel>) {
         if tensors == 1_000 {
             at_rate(&node.daemons[0]);
         }
-        node.launcher.end();
+        drop(node);
     }
     table.print();
     panels.push(table.panel("a daemon with many tensors: time", "", &[0, 1, 2, 3]));
@@ -151,7 +151,7 @@ fn with_leases(bin: &Path, temp: &Path, panels: &mut Vec<Panel>) {
         assert_eq!(held as usize, count, "every lease is held");
     }
     drop(leases);
-    node.launcher.end();
+    drop(node);
     table.print();
     panels.push(table.panel("a server with many leases: time", "", &[0, 1, 2, 3, 4]));
     panels.push(table.panel("a server with many leases: memory", "", &[5, 6]));
@@ -177,7 +177,7 @@ fn with_daemons(bin: &Path, temp: &Path, panels: &mut Vec<Panel>) {
         let ready = median(|| {
             let node = Node::start(bin, &model, daemons);
             let ready = node.ready;
-            node.launcher.end();
+            drop(node);
             ready
         });
         let node = Node::start(bin, &model, daemons);
@@ -196,7 +196,7 @@ fn with_daemons(bin: &Path, temp: &Path, panels: &mut Vec<Panel>) {
                 descriptors(node.launcher.pid()),
             ],
         );
-        node.launcher.end();
+        drop(node);
     }
     table.print();
     panels.push(table.panel("a node with many daemons: time", "", &[0, 1, 2, 3, 4]));

@@ -13,7 +13,7 @@ use std::process::Command;
 use std::thread;
 use weightd_core::wire::Message;
 use weightd_core::wire::frame::{HEADER_BYTES, Header, MAJOR, MINOR};
-use weightd_core::wire::message::{ErrorCode, GetStatus, Watch};
+use weightd_core::wire::message::{ErrorCode, GetStatus};
 
 /// Where the major and the minor version are in a header.
 const VERSION: [usize; 2] = [4, 5];
@@ -136,48 +136,6 @@ fn the_soft_limit_of_descriptors_limits_neither_daemons_nor_engines() {
     }
     launcher.signal(Signal::INT);
     assert_eq!(launcher.code(), 130, "{}", launcher.log());
-}
-
-#[test]
-fn leases_leave_a_server_descriptors_to_serve_with() {
-    let (site, qwen) = (Site::new(), model("qwen3"));
-    let plain = site.on_model("preload", &qwen, 1, &[]);
-    let mut command = Command::new("sh");
-    command
-        .args(["-c", r#"ulimit -n 80; exec "$0" "$@""#])
-        .arg(plain.get_program())
-        .args(plain.get_args())
-        .env("WEIGHTD_SOCKET_DIR", site.dir());
-    let mut launcher = site.start(command);
-    launcher.ready();
-    launcher.says("no more than 40 leases: raise the limit of open files, which is 80 (ulimit -n)");
-    let socket = site.status()[0]["socket"].as_str().unwrap().to_owned();
-    let watch = frame(Watch { generation: None }, 1, [MAJOR, MINOR]);
-    let mut answers = Vec::new();
-    let _held: Vec<UnixStream> = (0..100)
-        .map(|_| {
-            let mut stream = UnixStream::connect(&socket).unwrap();
-            stream.write_all(&watch).unwrap();
-            answers.push(message(&mut stream).unwrap().1);
-            stream
-        })
-        .collect();
-    let granted = |message: &&Message| matches!(message, Message::Watching(_));
-    assert_eq!(answers.iter().filter(granted).count(), 40);
-    for refused in answers.iter().filter(|message| !granted(message)) {
-        let Message::Failure(failure) = refused else {
-            panic!("{refused:?}")
-        };
-        assert_eq!(ErrorCode::from_number(failure.code), ErrorCode::Busy);
-        assert!(
-            failure.message.contains("40 leases are open"),
-            "{}",
-            failure.message
-        );
-    }
-    for _ in 0..3 {
-        site.attach_verified(&qwen, 1);
-    }
 }
 
 /// A frame of another version.

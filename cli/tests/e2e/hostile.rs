@@ -197,6 +197,9 @@ fn good_clients_are_served_beside_as_many_leases_as_there_are_descriptors() {
     let (site, qwen) = (Site::new(), model("qwen3"));
     for most in [64, 100, 256, 1024] {
         let mut launcher = preload_with_descriptors(&site, &qwen, most);
+        launcher.says(&format!(
+            "leases: raise the limit of open files, which is {most} (ulimit -n)"
+        ));
         let socket = socket(&site);
         let watch = frame(Watch { generation: None }, 1);
         let leases: Vec<UnixStream> = (0..most)

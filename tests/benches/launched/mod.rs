@@ -111,11 +111,16 @@ impl Launcher {
         self.0.kill().expect("the launcher lives");
         self.0.wait().expect("the launcher is ours");
     }
+}
 
-    pub fn end(mut self) {
-        let pid = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw);
-        kill_process(pid.expect("a process id"), Signal::TERM).expect("the launcher lives");
-        self.0.wait().expect("the launcher is ours");
+/// It ends in order, and with it its server.
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        if let Ok(None) = self.0.try_wait() {
+            let pid = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw);
+            kill_process(pid.expect("a process id"), Signal::TERM).expect("the launcher lives");
+            self.0.wait().expect("the launcher is ours");
+        }
     }
 }
 

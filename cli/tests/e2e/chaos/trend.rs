@@ -24,7 +24,7 @@ const YOUTH: usize = 6;
 const LONG: usize = YOUTH + 6;
 /// How much more a process may hold, in descriptors and in KiB, in the later half than in the earlier one. Less than
 /// one step of it leaks, if it leaks.
-const DESCRIPTORS: usize = 2;
+const DESCRIPTORS: usize = 0;
 const KIB: u64 = 2048;
 
 impl Trends {

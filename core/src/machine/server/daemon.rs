@@ -34,7 +34,6 @@ pub(super) struct Daemon<F> {
     pub slot: Slot<F>,
     /// Bytes and open leases of every generation that has any.
     leases: BTreeMap<Generation, (u64, u32)>,
-    pub watches: u32,
     /// The request that tells the vault of an import that failed, until it is answered.
     pub reported: Option<u32>,
     /// What a client publishes, until that is answered.
@@ -51,7 +50,6 @@ impl<F> Daemon<F> {
             ends,
             slot,
             leases: BTreeMap::new(),
-            watches: 0,
             reported: None,
             publication: None,
             served: 0,

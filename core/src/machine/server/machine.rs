@@ -14,9 +14,9 @@ impl<F> Machine<F> for Server<F> {
         let id = ConnId(self.next_conn);
         self.next_conn += 1;
         let trusted = peer.is_trusted_by(self.uid);
-        while self.connections().count() >= self.limits.connections && self.close_an_ending_one() {}
+        while self.connection_count() >= self.limits.connections && self.close_an_ending_one() {}
         // A stranger never costs one of ours its place.
-        if trusted && self.connections().count() >= self.limits.connections {
+        if trusted && self.connection_count() >= self.limits.connections {
             self.evict_quietest(now, false);
         }
         self.conns.insert(
@@ -43,7 +43,9 @@ impl<F> Machine<F> for Server<F> {
                 peer.uid, self.uid
             );
             self.expel(id, 0, ErrorCode::RefusedPeer, &why);
-        } else if self.connections().filter(|conn| !conn.closing).count() > self.limits.connections {
+        } else if self.connection_count() > self.limits.connections
+            && self.connections().filter(|conn| !conn.closing).count() > self.limits.connections
+        {
             self.expel(
                 id,
                 0,

@@ -234,6 +234,8 @@ pub struct Server<F> {
     conns: BTreeMap<ConnId, Conn<F>>,
     /// What all of them have sent and was not answered yet, as [`Limits::unanswered`] counts it.
     held: usize,
+    /// Leases and watches among the connections.
+    watching: usize,
     next_conn: u64,
     leader: Option<(ConnId, u32)>,
     /// Whether a vault ever led.
@@ -270,6 +272,7 @@ impl<F> Server<F> {
             daemons: BTreeMap::new(),
             conns: BTreeMap::new(),
             held: 0,
+            watching: 0,
             next_conn: 0,
             leader: None,
             was_led: false,
@@ -453,22 +456,18 @@ impl<F> Server<F> {
             self.deadlines.remove(&(deadline, id));
         }
         self.held -= conn.held;
+        self.watching -= usize::from(conn.watch.is_some());
         self.reaper.bury_all(conn.link.close());
         self.output.push_back(Output::Close { conn: id });
-        if let (Origin::Daemon(number), Some(watch)) = (conn.origin, conn.watch)
+        if let (Origin::Daemon(number), Some(Some(generation))) = (conn.origin, conn.watch)
             && let Some(daemon) = self.daemons.get_mut(&number)
         {
-            match watch {
-                None => daemon.watches -= 1,
-                Some(generation) => {
-                    daemon.unlease(generation);
-                    self.event(ServerEvent::LeaseEnded {
-                        daemon: number,
-                        pid: conn.peer.pid,
-                        generation,
-                    });
-                }
-            }
+            daemon.unlease(generation);
+            self.event(ServerEvent::LeaseEnded {
+                daemon: number,
+                pid: conn.peer.pid,
+                generation,
+            });
         }
         self.waits_no_more(id);
         if self.leader.is_some_and(|(leader, _)| leader == id) {
@@ -633,6 +632,15 @@ impl<F> Server<F> {
             self.expel(id, 0, ErrorCode::Busy, why);
             self.refresh(now, id);
         }
+    }
+
+    /// How many connections count against their limit, whatever the number of leases.
+    fn connection_count(&self) -> usize {
+        let leading = self.leader.and_then(|(leader, _)| self.conns.get(&leader));
+        let leads = leading.is_some_and(|conn| conn.watch.is_none());
+        let count = self.conns.len() - self.watching - usize::from(leads);
+        debug_assert_eq!(count, self.connections().count(), "as counted one by one");
+        count
     }
 
     /// Connections that count against their limit: no leases, and not the vault's.

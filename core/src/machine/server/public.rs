@@ -145,11 +145,7 @@ impl<F> Server<F> {
     }
 
     fn watch(&mut self, id: ConnId, on: DaemonId, request: u32, generation: Option<Generation>) {
-        let leases: u32 = self
-            .daemons
-            .values()
-            .map(|daemon| daemon.open_leases() + daemon.watches)
-            .sum();
+        let leases = self.watching;
         let Some(daemon) = self.daemons.get_mut(&on) else {
             return;
         };
@@ -160,7 +156,7 @@ impl<F> Server<F> {
             let why = "this connection is a watch already: open another";
             return self.refuse(id, request, ErrorCode::NotAllowed, why);
         }
-        if leases as usize >= self.limits.leases {
+        if leases >= self.limits.leases {
             let why =
                 format!("{leases} leases are open, which is the limit: end engines that are not needed");
             return self.refuse(id, request, ErrorCode::Busy, &why);
@@ -173,17 +169,15 @@ impl<F> Server<F> {
         }
         conn.link.send(request, &Watching {}.into(), None);
         conn.watch = Some(generation);
+        self.watching += 1;
         let pid = conn.peer.pid;
-        match generation {
-            None => daemon.watches += 1,
-            Some(generation) => {
-                daemon.lease();
-                self.event(ServerEvent::Leased {
-                    daemon: on,
-                    pid,
-                    generation,
-                });
-            }
+        if let Some(generation) = generation {
+            daemon.lease();
+            self.event(ServerEvent::Leased {
+                daemon: on,
+                pid,
+                generation,
+            });
         }
     }
 
