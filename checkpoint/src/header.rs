@@ -223,13 +223,14 @@ fn entries(header: &[u8], data: u64) -> Result<Vec<(String, StoredTensor)>, Head
             detail: "it does not begin with {".to_owned(),
         });
     }
+    let header = crate::json::text(header).map_err(|detail| HeaderFault::NotJson { detail })?;
     let mut reading = Reading {
         data,
         tensors: Vec::new(),
         at: None,
         fault: None,
     };
-    let mut json = serde_json::Deserializer::from_slice(header);
+    let mut json = serde_json::Deserializer::from_str(header);
     let result = reading.deserialize(&mut json).and_then(|()| json.end());
     let detail = match (result, reading.fault) {
         (Ok(()), _) => return Ok(reading.tensors),

@@ -24,9 +24,9 @@ impl Index {
         struct Written {
             weight_map: WeightMap,
         }
-        let Written { weight_map } = serde_json::from_slice(json).map_err(|error| IndexFault::Malformed {
-            detail: excerpt(error),
-        })?;
+        let malformed = |detail| IndexFault::Malformed { detail };
+        let json = crate::json::text(json).map_err(malformed)?;
+        let Written { weight_map } = serde_json::from_str(json).map_err(|error| malformed(excerpt(error)))?;
         if let Some((tensor, first, second)) = weight_map.twice {
             return Err(IndexFault::NamedTwice {
                 tensor,

@@ -8,6 +8,11 @@ const VALUES_CAP: usize = 1 << 18;
 /// The most objects among them.
 const OBJECTS_CAP: usize = 1 << 16;
 
+/// The text, which is UTF-8 as a whole: readers of JSON look at no more than what they are asked for.
+pub(crate) fn text(json: &[u8]) -> Result<&str, String> {
+    str::from_utf8(json).map_err(|error| format!("it is not UTF-8 at byte {}", error.valid_up_to()))
+}
+
 /// Whether a text may be read. One that is no JSON passes or not; its reader refuses it.
 pub(crate) fn check(json: &[u8]) -> Result<(), TooMuch> {
     let (mut values, mut objects) = (0, 0);

@@ -243,7 +243,7 @@ fn the_limits_are_those_of_the_code() {
     assert!(DOCUMENT.contains(&format!("at most {} |", frame::MAX_DESCRIPTORS)));
     assert!(DOCUMENT.contains(&format!("takes at most {} bytes", weightd_core::content::MAX_KEY)));
     assert!(DOCUMENT.contains(&format!("a whole server | {};", limits.connections)));
-    assert!(DOCUMENT.contains(&format!("a whole server | {}, or half", limits.leases)));
+    assert!(DOCUMENT.contains(&format!("a whole server | {} |", limits.leases)));
     assert!(DOCUMENT.contains(&format!(
         "without a whole request | {} s",
         limits.idle.0 / 1_000_000

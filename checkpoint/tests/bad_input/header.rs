@@ -104,6 +104,23 @@ fn an_entry_that_describes_no_tensor() {
 }
 
 #[test]
+fn a_header_that_is_not_utf_8_where_nothing_is_read() {
+    for unread in [&b"\"x\":\"\xff\""[..], b"\"x\":{\"\xff\":1}"] {
+        let entry = [
+            b"{\"w\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],",
+            unread,
+            b"}}",
+        ]
+        .concat();
+        let bytes = [&(entry.len() as u64).to_le_bytes()[..], &entry, &[7]].concat();
+        assert_is!(
+            fault_of(&bytes, &["not UTF-8 at byte"]),
+            HeaderFault::NotJson { .. }
+        );
+    }
+}
+
+#[test]
 fn a_tensor_listed_twice() {
     let header = format!(
         "{{{},{}}}",
