@@ -68,7 +68,7 @@ pub fn run(args: &ScrubArgs) -> Result<ExitCode, CliError> {
     }
     match serving.is_empty() {
         true => Err(CliError::failure(
-            "no daemon here serves such weights: `weightd status` lists those that there are",
+            "no such daemon serves weights: `weightd status` lists those that there are",
         )),
         false => Ok(code),
     }

@@ -56,7 +56,7 @@ pub fn compute(
     let (bytes_read, took) = (checkpoint.bytes(), start.elapsed());
     let (gb, seconds) = (bytes_read as f64 / 1e9, took.as_secs_f64());
     let kept = match remember(&checkpoint.identity(), &digest) {
-        true => "once and for all",
+        true => "and keep it until the machine is started anew",
         false => {
             "for now: its files' times do not tell of every change, are seconds old, or nothing can be kept"
         }
