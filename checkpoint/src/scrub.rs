@@ -22,7 +22,9 @@ pub struct Scrubbed {
 #[allow(missing_docs)] // The fields are what the messages say.
 pub enum ScrubError {
     /// There is nothing to compare them with.
-    #[error("the weights have no checksums: end their launcher (`weightd stop`), and preload them with --checksums")]
+    #[error(
+        "the weights have no checksums: end their launcher (`weightd stop`), and preload them with --checksums"
+    )]
     NoChecksums,
     /// Some are not.
     #[error(

@@ -43,10 +43,10 @@ impl Failure {
 }
 
 pub fn run(args: &ScrubArgs) -> Result<ExitCode, CliError> {
-    let (mut silent, mut serving) = (Vec::new(), Vec::new());
+    let (mut wrong, mut serving) = (Vec::new(), Vec::new());
     for Found { socket, status, .. } in find(&args.place)? {
         match status {
-            Err(why) => silent.push(format!("{}: {why}", socket.display())),
+            Err(why) => wrong.push(format!("{}: {why}", socket.display())),
             Ok(status) => {
                 let wanted = args.rank.is_none_or(|rank| status.info.global_rank == rank);
                 if wanted && matches!(status.holds, Holds::Content(_)) {
@@ -55,22 +55,26 @@ pub fn run(args: &ScrubArgs) -> Result<ExitCode, CliError> {
             }
         }
     }
-    let mut code = ExitCode::SUCCESS;
+    let mut failed = 0;
     for (socket, status) in &serving {
         let outcome = scrub_one(socket, status);
-        if outcome.result.is_err() {
-            code = ExitCode::FAILURE;
-        }
+        failed += usize::from(outcome.result.is_err());
         say(outcome.line(args.json))?;
     }
-    if !silent.is_empty() {
-        return Err(CliError::Failure(silent.join("; ")));
+    if failed > 0 {
+        let all = serving.len();
+        wrong.push(format!(
+            "{failed} of {all} daemons are not known to hold what was loaded"
+        ));
+    }
+    if !wrong.is_empty() {
+        return Err(CliError::Failure(wrong.join("; ")));
     }
     match serving.is_empty() {
         true => Err(CliError::failure(
             "no such daemon serves weights: `weightd status` lists those that there are",
         )),
-        false => Ok(code),
+        false => Ok(ExitCode::SUCCESS),
     }
 }
 
