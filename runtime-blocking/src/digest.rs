@@ -55,10 +55,13 @@ pub fn compute(
     let digest = checkpoint.digest(options, progress)?;
     let (bytes_read, took) = (checkpoint.bytes(), start.elapsed());
     let (gb, seconds) = (bytes_read as f64 / 1e9, took.as_secs_f64());
-    let kept = match remember(&checkpoint.identity(), &digest) {
+    let identity = checkpoint.identity();
+    let kept = match remember(&identity, &digest) {
         true => "and keep it until the machine is started anew",
+        false if identity.files.is_some() => "which cannot be kept: make $XDG_CACHE_HOME/weightd writable",
         false => {
-            "for now: its files' times do not tell of every change, are seconds old, or nothing can be kept"
+            "which is good for this time: its files' times do not tell of every change, are seconds old, or somebody \
+             has them open for writing"
         }
     };
     info!(
