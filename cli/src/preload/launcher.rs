@@ -49,6 +49,8 @@ pub struct Launcher {
     telling: Telling,
     /// The sockets have their names: from then on a failure ends nothing that serves.
     serving: bool,
+    /// All is loaded and the server has it, which nobody was told yet.
+    announces: bool,
     ready: bool,
     /// Copies of what the vault holds, with the service manager.
     store: Option<Store>,
@@ -132,6 +134,7 @@ impl Launcher {
             prober: Prober::default(),
             telling: Telling::new(board),
             serving,
+            announces: false,
             ready: false,
             store,
             hurried: false,
@@ -196,7 +199,7 @@ impl Launcher {
         loop {
             let turn = self.driver.turn(self.clock.now()).map_err(CliError::failure)?;
             for event in turn.events {
-                if let Some(end) = self.handle(event)? {
+                if let Some(end) = self.handle(event) {
                     return Ok(end);
                 }
             }
@@ -224,6 +227,11 @@ impl Launcher {
             }
             if starts_server {
                 self.start_server()?;
+                continue;
+            }
+            // Names that are gone cannot be given to sockets.
+            if self.announces && self.names.are_there() {
+                self.announce()?;
                 continue;
             }
             if self.recover(now) {
@@ -377,7 +385,7 @@ impl Launcher {
         );
     }
 
-    fn handle(&mut self, event: VaultEvent) -> Result<Option<End>, CliError> {
+    fn handle(&mut self, event: VaultEvent) -> Option<End> {
         match event {
             VaultEvent::Armed { complete } => {
                 // It is also armed with what was loaded afresh.
@@ -386,16 +394,12 @@ impl Launcher {
                     info!("re-armed: the server serves again");
                 }
                 if complete && !self.ready {
-                    // Names that are gone cannot be given to sockets.
-                    let now = Instant::now();
-                    self.names.look_now(now);
-                    if !self.look_after_names(now)? {
-                        self.announce()?;
-                    }
+                    self.announces = true;
+                    self.names.look_now(Instant::now());
                 }
             }
-            VaultEvent::ServerGone { why } => return Ok(self.server_gone(&why)),
-            VaultEvent::LoaderGone => return Ok(self.loader_gone()),
+            VaultEvent::ServerGone { why } => return self.server_gone(&why),
+            VaultEvent::LoaderGone => return self.loader_gone(),
             VaultEvent::LoadFailed { why } => self.load_failure = Some(why),
             VaultEvent::Progress { daemon, done, total } => {
                 let name = self.name(daemon);
@@ -459,9 +463,9 @@ impl Launcher {
                 };
                 self.recovery.suspect(Instant::now(), suspect);
             }
-            VaultEvent::StopRequested => return Ok(Some(End::Asked)),
+            VaultEvent::StopRequested => return Some(End::Asked),
         }
-        Ok(None)
+        None
     }
 
     /// What others may know of this launcher.
@@ -483,7 +487,10 @@ impl Launcher {
 
     /// All serve: sockets get their names, and whoever started us gets one line.
     fn announce(&mut self) -> Result<(), CliError> {
-        self.daemons.publish()?;
+        if let Err(error) = self.daemons.publish() {
+            return if self.is_a_name_gone() { Ok(()) } else { Err(error) };
+        }
+        self.announces = false;
         if !self.serving {
             self.serving = true;
             self.leave_names(self.store.as_ref().is_some_and(Store::lasts));

@@ -10,6 +10,8 @@ use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 use weightd_socket::lock::Lock;
 
 /// Rank and generation of all that is served, without errors: while names are put back, it may be less.
@@ -35,6 +37,16 @@ fn served_again(site: &Site, launcher: &Running, times: usize, before: &[(Value,
     wait_until("another server serves", || {
         launcher.log().matches("re-armed").count() == times && served(site) == before
     });
+}
+
+/// The launcher's control socket, where there is one.
+fn control_socket(site: &Site) -> Option<PathBuf> {
+    let entries = fs::read_dir(site.dir()).into_iter().flatten();
+    let mut paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    paths.find(|path| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        name.starts_with("weightd-control") && name.ends_with(".sock")
+    })
 }
 
 #[test]
@@ -100,21 +112,19 @@ fn single_sockets_and_lock_files_are_put_back() {
     let before = served(&site);
     let socket = PathBuf::from(site.status()[1]["socket"].as_str().unwrap());
     let lock = socket.with_extension("sock.lock");
-    // The control socket has another name each time.
-    let control = |end: &str| {
-        let entries = fs::read_dir(site.dir()).unwrap();
-        let mut paths = entries.map(|entry| entry.unwrap().path());
-        let is_it = |path: &PathBuf| {
-            let name = path.file_name().unwrap().to_str().unwrap();
-            name.starts_with("weightd-control") && name.ends_with(end)
-        };
-        paths.find(is_it).unwrap()
-    };
+    // It has another name each time.
+    let control = || control_socket(&site).unwrap();
     let removals: [&dyn Fn() -> Vec<PathBuf>; 4] = [
         &|| vec![socket.clone()],
         &|| vec![lock.clone()],
-        &|| vec![control(".sock")],
-        &|| vec![control(".lock"), socket.clone(), lock.clone()],
+        &|| vec![control()],
+        &|| {
+            vec![
+                control().with_extension("sock.lock"),
+                socket.clone(),
+                lock.clone(),
+            ]
+        },
     ];
     for (times, removal) in (1..).zip(removals) {
         let removed = removal();
@@ -136,10 +146,10 @@ fn single_sockets_and_lock_files_are_put_back() {
 #[test]
 fn a_socket_that_is_replaced_is_put_back_and_a_directory_that_is_replaced_by_a_link_ends_the_launcher() {
     let (site, model) = (Site::new(), model("llama"));
-    let mut launcher = site.preload(&model, 1, &[]);
-    let mapped = map(&site, &model, 1);
+    let mut launcher = site.preload(&model, 2, &[]);
+    let (before, mapped) = (served(&site), map(&site, &model, 2));
     // What lies in a socket's place is replaced: the name is ours.
-    let socket = PathBuf::from(site.status()[0]["socket"].as_str().unwrap());
+    let socket = PathBuf::from(site.status()[1]["socket"].as_str().unwrap());
     fs::remove_file(&socket).unwrap();
     fs::write(&socket, "").unwrap();
     // What is in the way may go again, and so is no reason to end.
@@ -149,9 +159,14 @@ fn a_socket_that_is_replaced_is_put_back_and_a_directory_that_is_replaced_by_a_l
         launcher.log().contains("cannot be put back yet")
     });
     launcher.says(in_the_way.to_str().unwrap());
+    // Nor is it one to leave the others without a server.
+    signal(launcher.child("server"), Signal::KILL);
+    launcher.says("re-armed");
+    assert_eq!(served(&site), before[..1]);
+    assert_eq!(put_back(&launcher), 0);
     fs::remove_dir(&in_the_way).unwrap();
     wait_until("the name is put back", || put_back(&launcher) == 1);
-    site.attach_verified(&model, 1);
+    site.attach_verified(&model, 2);
 
     let moved = site.path().join("moved");
     fs::rename(site.dir(), &moved).unwrap();
@@ -166,7 +181,7 @@ fn a_socket_that_is_replaced_is_put_back_and_a_directory_that_is_replaced_by_a_l
         assert!(error.contains(part), "{error}");
     }
     site.assert_clean();
-    assert_intact(&mapped, &model, 1);
+    assert_intact(&mapped, &model, 2);
 }
 
 #[test]
@@ -207,6 +222,40 @@ fn names_that_are_removed_while_weights_are_loaded_are_there_in_time() {
     launcher.signal(Signal::TERM);
     assert_eq!(launcher.code(), 143);
     site.assert_clean();
+}
+
+#[test]
+fn names_that_are_removed_again_and_again_are_there_when_that_ends() {
+    for while_loading in [true, false] {
+        let site = Site::new();
+        let model = large_checkpoint(&site.path().join("model"), 16 << 20);
+        let mut launcher = site.start(site.on_model("preload", &model, 1, &[]));
+        let loader = launcher.child("loader");
+        if while_loading {
+            signal(loader, Signal::STOP);
+        } else {
+            launcher.ready();
+        }
+        // Every step of the launcher meets names that are gone.
+        let until = Instant::now() + Duration::from_secs(6);
+        let mut pauses = (0..20).cycle().map(|pause| Duration::from_micros(200 * pause));
+        while Instant::now() < until {
+            if control_socket(&site).is_some() {
+                sleep(pauses.next().unwrap());
+                let _ = fs::remove_dir_all(site.dir());
+            }
+        }
+        if while_loading {
+            signal(loader, Signal::CONT);
+            launcher.ready();
+        }
+        assert!(put_back(&launcher) > 0);
+        wait_until("it serves", || !served(&site).is_empty());
+        site.attach_verified(&model, 1);
+        launcher.signal(Signal::TERM);
+        assert_eq!(launcher.code(), 143);
+        site.assert_clean();
+    }
 }
 
 #[test]

@@ -34,6 +34,11 @@ impl Names {
     pub fn look_at(&self) -> Instant {
         self.look_at
     }
+
+    /// Whether none waits to be put back.
+    pub fn are_there(&self) -> bool {
+        self.complaint.is_none()
+    }
 }
 
 impl Launcher {
@@ -41,7 +46,7 @@ impl Launcher {
     /// listeners that nobody finds any more. Engines lose their leases with it, as when it dies, and find the
     /// same generations.
     ///
-    /// True where names were removed: those that were put back have no server yet.
+    /// True where any was put back: it has no server yet.
     ///
     /// # Errors
     /// Where a name is another's by now: nobody finds us any more.
@@ -51,6 +56,7 @@ impl Launcher {
         }
         self.names.look_at = now + EVERY;
         let Some(removed) = self.daemons.removed(&self.setup.dir) else {
+            self.names.complaint = None;
             return Ok(false);
         };
         let (place, vault) = (&self.setup.told.place, self.driver.machine_mut());
@@ -69,6 +75,7 @@ impl Launcher {
             if let Some(store) = &mut self.store {
                 store.ends_replaced();
             }
+            self.announces = false;
             self.replace_server();
         }
         let dir = self.setup.dir.display();
@@ -96,6 +103,16 @@ impl Launcher {
                 )));
             }
         }
-        Ok(is_given || self.names.complaint.is_some())
+        Ok(is_given)
+    }
+
+    /// Whether a name is gone, so that what went by it could not but fail: the next look is now, unless the last one
+    /// could not put it back.
+    pub(super) fn is_a_name_gone(&mut self) -> bool {
+        let is_gone = self.daemons.removed(&self.setup.dir).is_some();
+        if is_gone && self.names.are_there() {
+            self.names.look_now(Instant::now());
+        }
+        is_gone
     }
 }

@@ -7,7 +7,6 @@ use crate::preload::children::{ServerProcess, spawn_server};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::process::Child;
 use std::time::{Duration, Instant};
 use tracing::warn;
 use weightd_blocking::driver::Watch;
@@ -43,13 +42,18 @@ impl Server {
 }
 
 impl Launcher {
-    /// Before READY, a failure ends the start. After it, it counts as another death: the weights stay.
+    /// Before READY, a failure ends the start. After it, it counts as another death: the weights stay. That a name
+    /// is gone is nobody's failure: the next start comes when that was looked after.
     pub(super) fn start_server(&mut self) -> Result<(), CliError> {
         let Err(error) = self.try_start_server() else {
             return Ok(());
         };
         if let Some(process) = self.server.process.take() {
             process.end();
+        }
+        if self.is_a_name_gone() {
+            self.server.restart_at = Some(self.names.look_at());
+            return Ok(());
         }
         if !self.serving {
             return Err(error);
@@ -69,8 +73,9 @@ impl Launcher {
             &self.setup.log,
         )
         .map_err(&failed)?;
-        self.watch_end(&child).map_err(&failed)?;
+        let pid = child.id();
         self.server.process = Some(ServerProcess::Child(child));
+        self.watch_end(pid).map_err(&failed)?;
         let (socket, peer) = connect(&self.daemons.control.path).map_err(CliError::failure)?;
         self.driver
             .add(self.clock.now(), socket, Origin::Server, peer)
@@ -80,11 +85,11 @@ impl Launcher {
 
     /// Waits for the end of a server that may die before it accepts our connection. (Kernels before 5.3 cannot
     /// say it, and the connection's deadline does.)
-    fn watch_end(&mut self, child: &Child) -> io::Result<()> {
+    fn watch_end(&mut self, pid: u32) -> io::Result<()> {
         if let Some((process, end)) = self.server.end.take() {
             self.driver.unwatch(end, &process)?;
         }
-        let process = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
         if let Some(process) = process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok()) {
             let end = self.driver.watch(&process)?;
             self.server.end = Some((process, end));
