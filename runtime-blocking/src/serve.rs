@@ -8,10 +8,15 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use weightd_core::machine::{Limits, Origin, Server, ServerEvent};
+use weightd_core::time::{Now, Span};
 use weightd_core::wire::message::Confinement;
 use weightd_socket::credentials::our_uid;
 use weightd_socket::listen;
 use weightd_socket::lock::Lock;
+use weightd_socket::seen::Seen;
+
+/// How often a server without a launcher looks whether it can be found.
+const LOOK_EVERY: Span = Span::secs(5);
 
 /// What a server process is given by its launcher.
 #[derive(Debug)]
@@ -32,7 +37,8 @@ pub struct ServerProcess<'a> {
 /// readable.
 ///
 /// A server that has a launcher leaves the sockets to it, which may start another server behind
-/// them; one without removes those that are still its own.
+/// them; one without removes those that are still its own. It ends by itself once somebody removed all of
+/// them: no engine and no launcher finds it any more, and what it holds would be held for ever.
 pub struct Serving<C> {
     driver: Driver<Server<OwnedFd>>,
     clock: Clock,
@@ -42,6 +48,8 @@ pub struct Serving<C> {
     _signals: OwnedFd,
     on_event: C,
     led: bool,
+    /// While nobody leads it who was there before.
+    orphan: Option<Orphan>,
 }
 
 impl<C: FnMut(&Server<OwnedFd>, &ServerEvent)> Serving<C> {
@@ -72,20 +80,30 @@ impl<C: FnMut(&Server<OwnedFd>, &ServerEvent)> Serving<C> {
             control_path: process.control_path.to_owned(),
             on_event,
             led: false,
+            orphan: None,
         })
     }
 
     /// Whether the server shall end, and whether it is orphaned then.
-    fn end(&mut self, turn: &server::Turn<ServerEvent>) -> Option<bool> {
+    fn end(&mut self, now: Now, turn: &server::Turn<ServerEvent>) -> Option<bool> {
         let mut end = None;
         for event in &turn.events {
             (self.on_event)(self.driver.machine(), event);
             match event {
-                ServerEvent::Led { .. } => self.led = true,
-                ServerEvent::LeaderGone => self.led = false,
+                ServerEvent::Led { .. } => (self.led, self.orphan) = (true, None),
+                ServerEvent::LeaderGone => {
+                    self.led = false;
+                    self.orphan = Some(Orphan::new(now, self.driver.machine(), &self.control_path));
+                }
                 ServerEvent::Stop { orphaned } => end = Some(*orphaned),
                 _ => {}
             }
+        }
+        if self.orphan.as_mut().is_some_and(|orphan| orphan.is_cut_off(now)) {
+            tracing::warn!(
+                "ending: the launcher is gone, and somebody removed all sockets, so that nobody can find what is held here"
+            );
+            end = Some(true);
         }
         let signalled = turn.watched.contains(&self.signals);
         signalled.then_some(!self.led).or(end)
@@ -97,9 +115,14 @@ impl<C: FnMut(&Server<OwnedFd>, &ServerEvent)> Task for Serving<C> {
     type Output = ();
 
     fn turn(&mut self) -> io::Result<Turn<Serving<C>>> {
-        let turn = self.driver.turn(self.clock.now())?;
-        Ok(match self.end(&turn) {
-            None => Turn::Wait(self.clock.until(turn.wake_at)),
+        let now = self.clock.now();
+        let turn = self.driver.turn(now)?;
+        Ok(match self.end(now, &turn) {
+            None => {
+                let look_at = self.orphan.as_ref().map(|orphan| orphan.look_at);
+                let wake_at = turn.wake_at.into_iter().chain(look_at).min();
+                Turn::Wait(self.clock.until(wake_at))
+            }
             Some(orphaned) => {
                 if orphaned {
                     remove_sockets(self.driver.machine(), &self.control_path);
@@ -121,6 +144,33 @@ impl<C> fmt::Debug for Serving<C> {
 impl<C> AsFd for Serving<C> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.driver.as_fd()
+    }
+}
+
+/// A server that waits for its next launcher.
+#[derive(Debug)]
+struct Orphan {
+    sockets: Vec<Seen>,
+    look_at: Now,
+}
+
+impl Orphan {
+    fn new(now: Now, server: &Server<OwnedFd>, control: &Path) -> Orphan {
+        let daemons = (0..).map_while(|daemon| server.info(daemon));
+        let daemons = daemons.map(|info| Path::new(&info.socket));
+        Orphan {
+            sockets: daemons.chain([control]).filter_map(Seen::at).collect(),
+            look_at: now + LOOK_EVERY,
+        }
+    }
+
+    /// Whether none of its sockets has its name any more, where it is time to look.
+    fn is_cut_off(&mut self, now: Now) -> bool {
+        if now < self.look_at {
+            return false;
+        }
+        self.look_at = now + LOOK_EVERY;
+        !self.sockets.iter().any(Seen::is_there)
     }
 }
 
@@ -158,5 +208,31 @@ fn remove_sockets(server: &Server<OwnedFd>, control: &Path) {
     if let Ok(lock) = lock {
         let _ = listen::remove(&lock);
         let _ = lock.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn an_orphan_is_cut_off_once_its_last_name_is_gone_and_looks_from_time_to_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["a", "b"].map(|name| dir.path().join(name));
+        for path in &paths {
+            fs::write(path, "").unwrap();
+        }
+        let mut orphan = Orphan {
+            sockets: paths.iter().filter_map(|path| Seen::at(path)).collect(),
+            look_at: Now::default(),
+        };
+        assert!(!orphan.is_cut_off(Now::default()));
+        fs::remove_file(&paths[0]).unwrap();
+        let later = Now::default() + LOOK_EVERY;
+        assert!(!orphan.is_cut_off(later));
+        fs::remove_file(&paths[1]).unwrap();
+        assert!(!orphan.is_cut_off(later), "it looked just now");
+        assert!(orphan.is_cut_off(later + LOOK_EVERY));
     }
 }

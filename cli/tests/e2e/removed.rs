@@ -259,6 +259,30 @@ fn names_that_are_removed_again_and_again_are_there_when_that_ends() {
 }
 
 #[test]
+fn a_server_without_a_launcher_and_without_a_name_ends_and_one_with_a_name_is_adopted() {
+    let (site, model) = (Site::new(), model("llama"));
+    let mut launcher = site.preload(&model, 2, &[]);
+    launcher.has_loaded();
+    let (before, mapped) = (served(&site), map(&site, &model, 2));
+    let server = launcher.child("server");
+    launcher.kill();
+    for socket in site.status() {
+        fs::remove_file(socket["socket"].as_str().unwrap()).unwrap();
+    }
+    let mut launcher = site.preload(&model, 2, &[]);
+    launcher.says("adopted 2 daemons");
+    served_again(&site, &launcher, 1, &before);
+
+    let server = [server, launcher.child("server")];
+    launcher.kill();
+    fs::remove_dir_all(site.dir()).unwrap();
+    wait_until("nobody holds what nobody finds", || !server.iter().any(is_alive));
+    launcher.says("so that nobody can find what is held here");
+    assert_intact(&mapped, &model, 2);
+    site.assert_clean();
+}
+
+#[test]
 fn what_a_service_manager_keeps_follows_the_names() {
     let (site, model) = (Site::new(), model("llama"));
     let manager = Manager::new(&site);
