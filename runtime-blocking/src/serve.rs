@@ -12,7 +12,7 @@ use weightd_core::time::{Now, Span};
 use weightd_core::wire::message::Confinement;
 use weightd_socket::credentials::our_uid;
 use weightd_socket::listen;
-use weightd_socket::lock::Lock;
+use weightd_socket::lock::{Lock, is_replaced};
 use weightd_socket::seen::Seen;
 
 /// How often a server without a launcher looks whether it can be found.
@@ -48,8 +48,8 @@ pub struct Serving<C> {
     _signals: OwnedFd,
     on_event: C,
     led: bool,
-    /// While nobody leads it who was there before.
-    orphan: Option<Orphan>,
+    /// When to look whether it can be found, while its launcher is gone.
+    look_at: Option<Now>,
 }
 
 impl<C: FnMut(&Server<OwnedFd>, &ServerEvent)> Serving<C> {
@@ -80,7 +80,7 @@ impl<C: FnMut(&Server<OwnedFd>, &ServerEvent)> Serving<C> {
             control_path: process.control_path.to_owned(),
             on_event,
             led: false,
-            orphan: None,
+            look_at: None,
         })
     }
 
@@ -90,20 +90,20 @@ impl<C: FnMut(&Server<OwnedFd>, &ServerEvent)> Serving<C> {
         for event in &turn.events {
             (self.on_event)(self.driver.machine(), event);
             match event {
-                ServerEvent::Led { .. } => (self.led, self.orphan) = (true, None),
-                ServerEvent::LeaderGone => {
-                    self.led = false;
-                    self.orphan = Some(Orphan::new(now, self.driver.machine(), &self.control_path));
-                }
+                ServerEvent::Led { .. } => (self.led, self.look_at) = (true, None),
+                ServerEvent::LeaderGone => (self.led, self.look_at) = (false, Some(now + LOOK_EVERY)),
                 ServerEvent::Stop { orphaned } => end = Some(*orphaned),
                 _ => {}
             }
         }
-        if self.orphan.as_mut().is_some_and(|orphan| orphan.is_cut_off(now)) {
-            tracing::warn!(
-                "ending: the launcher is gone, and somebody removed all sockets, so that nobody can find what is held here"
-            );
-            end = Some(true);
+        if let Some(look_at) = self.look_at.as_mut().filter(|look_at| **look_at <= now) {
+            *look_at = now + LOOK_EVERY;
+            if !is_found(self.driver.machine(), &self.control_path) {
+                tracing::warn!(
+                    "ending: the launcher is gone, and somebody removed all sockets, so that nobody can find what is held here"
+                );
+                end = Some(true);
+            }
         }
         let signalled = turn.watched.contains(&self.signals);
         signalled.then_some(!self.led).or(end)
@@ -119,8 +119,7 @@ impl<C: FnMut(&Server<OwnedFd>, &ServerEvent)> Task for Serving<C> {
         let turn = self.driver.turn(now)?;
         Ok(match self.end(now, &turn) {
             None => {
-                let look_at = self.orphan.as_ref().map(|orphan| orphan.look_at);
-                let wake_at = turn.wake_at.into_iter().chain(look_at).min();
+                let wake_at = turn.wake_at.into_iter().chain(self.look_at).min();
                 Turn::Wait(self.clock.until(wake_at))
             }
             Some(orphaned) => {
@@ -147,31 +146,12 @@ impl<C> AsFd for Serving<C> {
     }
 }
 
-/// A server that waits for its next launcher.
-#[derive(Debug)]
-struct Orphan {
-    sockets: Vec<Seen>,
-    look_at: Now,
-}
-
-impl Orphan {
-    fn new(now: Now, server: &Server<OwnedFd>, control: &Path) -> Orphan {
-        let daemons = (0..).map_while(|daemon| server.info(daemon));
-        let daemons = daemons.map(|info| Path::new(&info.socket));
-        Orphan {
-            sockets: daemons.chain([control]).filter_map(Seen::at).collect(),
-            look_at: now + LOOK_EVERY,
-        }
-    }
-
-    /// Whether none of its sockets has its name any more, where it is time to look.
-    fn is_cut_off(&mut self, now: Now) -> bool {
-        if now < self.look_at {
-            return false;
-        }
-        self.look_at = now + LOOK_EVERY;
-        !self.sockets.iter().any(Seen::is_there)
-    }
+/// Whether an engine finds a daemon of this server, or the next launcher the server itself.
+fn is_found(server: &Server<OwnedFd>, control: &Path) -> bool {
+    let daemons = server.sockets().map(|(path, lock)| (Path::new(path), lock));
+    let control = server.control_ends().map(|ends| (control, ends.lock()));
+    let mut names = daemons.chain(control);
+    names.any(|(path, lock)| Seen::at(path).is_some() && !is_replaced(lock, path))
 }
 
 /// Serves until that ends. It blocks.
@@ -189,7 +169,7 @@ pub fn serve(
 /// Removes what is still ours. Nobody is left to tell of a failure; the next holder of the lock
 /// removes what stays.
 fn remove_sockets(server: &Server<OwnedFd>, control: &Path) {
-    for (path, lock) in server.sockets() {
+    for (path, lock) in server.sockets().filter(|_| !server.names_stay()) {
         // Where the lock file was replaced, the name may be another daemon's by now.
         if let Ok(copy) = lock.try_clone()
             && let Ok(lock) = Lock::adopt(copy, Path::new(path))
@@ -208,31 +188,5 @@ fn remove_sockets(server: &Server<OwnedFd>, control: &Path) {
     if let Ok(lock) = lock {
         let _ = listen::remove(&lock);
         let _ = lock.remove();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-
-    #[test]
-    fn an_orphan_is_cut_off_once_its_last_name_is_gone_and_looks_from_time_to_time() {
-        let dir = tempfile::tempdir().unwrap();
-        let paths = ["a", "b"].map(|name| dir.path().join(name));
-        for path in &paths {
-            fs::write(path, "").unwrap();
-        }
-        let mut orphan = Orphan {
-            sockets: paths.iter().filter_map(|path| Seen::at(path)).collect(),
-            look_at: Now::default(),
-        };
-        assert!(!orphan.is_cut_off(Now::default()));
-        fs::remove_file(&paths[0]).unwrap();
-        let later = Now::default() + LOOK_EVERY;
-        assert!(!orphan.is_cut_off(later));
-        fs::remove_file(&paths[1]).unwrap();
-        assert!(!orphan.is_cut_off(later), "it looked just now");
-        assert!(orphan.is_cut_off(later + LOOK_EVERY));
     }
 }

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! goes on from seed to seed for so long, `WEIGHTD_CHAOS_SEED=N` begins there, or is the only one where no minutes are
-//! given, and `WEIGHTD_CHAOS_STEPS=N` makes eras longer or shorter.
+//! given, and `WEIGHTD_CHAOS_STEPS=N` makes eras longer or shorter. `WEIGHTD_CHAOS_DEVICE=cuda` has all ranks on the first
+//! NVIDIA GPU, which nobody else may use meanwhile.
 
 mod engines;
 mod flood;
@@ -17,6 +18,7 @@ mod plan;
 mod trend;
 mod world;
 
+use crate::gpu;
 use crate::harness::*;
 use crate::publisher::of_model;
 use plan::{Era, Step};
@@ -45,6 +47,8 @@ fn whoever_is_killed_and_whenever_nothing_is_lost_and_the_next_launcher_serves()
     };
     let many = if minutes.is_some() { MANY_STEPS } else { STEPS };
     let steps = number("WEIGHTD_CHAOS_STEPS").unwrap_or(many);
+    // What this process takes of a GPU for itself, it takes before anything is measured.
+    let _opened = Site::on(device()).devices(1)[0].open().unwrap();
     let start = Instant::now();
     let mut ours = Trends::default();
     for seed in (seed.unwrap_or(0)..).take(eras as usize) {
@@ -62,7 +66,8 @@ fn whoever_is_killed_and_whenever_nothing_is_lost_and_the_next_launcher_serves()
 
 fn era(seed: u64, steps: u64) {
     let (start, mut trends) = (Instant::now(), Trends::default());
-    let mut world = World::new(Era::of(seed));
+    let before = used();
+    let mut world = World::new(device(), Era::of(seed));
     eprintln!("seed {seed}: {:?}", Era::of(seed));
     let mut taken: Vec<Step> = Vec::new();
     let all = catch_unwind(AssertUnwindSafe(|| {
@@ -89,7 +94,25 @@ fn era(seed: u64, steps: u64) {
         name.to_string_lossy().contains("weightd")
     });
     assert_eq!(ours.count(), 0, "something is left in /dev/shm");
+    wait_until("the device's memory is free again", || used() <= before);
     eprintln!("seed {seed}: {steps} steps in {:.1?}", start.elapsed());
+}
+
+/// What the weights are on.
+fn device() -> &'static str {
+    match std::env::var("WEIGHTD_CHAOS_DEVICE").as_deref() {
+        Ok("cuda") => "cuda",
+        Ok("cpu") | Err(_) => "cpu",
+        Ok(other) => panic!("WEIGHTD_CHAOS_DEVICE={other}"),
+    }
+}
+
+/// What a GPU has given away, in MiB.
+fn used() -> u64 {
+    match device() {
+        "cuda" => gpu::used(),
+        _ => 0,
+    }
 }
 
 /// Publishes all ranks of a model in place of what is served, one after another.
@@ -99,7 +122,7 @@ fn publisher_body() {
     let Some(site) = std::env::var_os("WEIGHTD_CHAOS_SITE") else {
         return;
     };
-    let site = Site::at(site.into());
+    let site = Site::at(site.into(), device());
     let model = PathBuf::from(std::env::var_os("WEIGHTD_CHAOS_MODEL").unwrap());
     let tp = std::env::var("WEIGHTD_CHAOS_TP").unwrap().parse().unwrap();
     let status = site.status();

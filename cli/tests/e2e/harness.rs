@@ -12,6 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use weightd_gpu::Device;
 
 /// Longer than anything takes on a busy machine; a test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -58,12 +59,28 @@ impl Site {
     }
 
     /// That of the process which started this one, by its [`path`](Site::path).
-    pub fn at(root: PathBuf) -> Site {
+    pub fn at(root: PathBuf, device: &'static str) -> Site {
         Site {
             root,
             _temp: None,
-            device: "cpu",
+            device,
             logs: AtomicU32::new(0),
+        }
+    }
+
+    /// The device of each of so many ranks: all share the first one, where it is a GPU.
+    pub fn devices(&self, ranks: u32) -> Vec<Device> {
+        match self.device {
+            "cpu" => (0..ranks).map(Device::host).collect(),
+            _ => vec![Device::cuda().unwrap()[0]; ranks as usize],
+        }
+    }
+
+    /// What a command needs to be told for that.
+    pub fn sharing(&self, ranks: u32) -> Vec<String> {
+        match self.device {
+            "cpu" => Vec::new(),
+            _ => vec!["--ranks-per-device".to_owned(), ranks.to_string()],
         }
     }
 

@@ -11,7 +11,7 @@ use weightd_core::content::{Generation, HandleKind};
 use weightd_core::plan::placement::{Node, Parallel, place};
 use weightd_core::wire::frame::{HEADER_BYTES, Header};
 use weightd_core::wire::message::{ContentInfo, ErrorCode, Expects, Message, Publish, RegionInfo};
-use weightd_gpu::{Device, DeviceKind};
+use weightd_gpu::DeviceKind;
 use weightd_socket::connect::connect;
 use weightd_socket::message::{receive, send};
 
@@ -29,13 +29,19 @@ pub fn of_model(site: &Site, model: &Path, tp: u32) -> Vec<Publication> {
         pipeline: 1,
         data: 1,
     };
+    let devices = site.devices(tp);
+    let kind = devices[0].kind();
+    let (ranks_per_device, handle) = match kind {
+        DeviceKind::Cpu => (1, HandleKind::Memfd),
+        DeviceKind::Cuda => (tp, HandleKind::CudaFd),
+    };
     let node = Node {
         nnodes: 1,
         node_rank: 0,
         data_parallel_size_local: 1,
         data_parallel_start_rank: 0,
-        ranks_per_device: 1,
-        device_slots: None,
+        ranks_per_device,
+        device_slots: Some(tp),
         master_port: None,
         draft_master_port: None,
     };
@@ -50,12 +56,12 @@ pub fn of_model(site: &Site, model: &Path, tp: u32) -> Vec<Publication> {
     let placed: Vec<_> = place(&parallel, &node)
         .unwrap()
         .into_iter()
-        .map(|placement| (placement, Device::host(placement.device).uuid()))
+        .map(|placement| (placement, devices[placement.global_rank as usize].uuid()))
         .collect();
-    let devices: Vec<Device> = (0..tp).map(Device::host).collect();
     let sharding = Sharding::new(&checkpoint, &options.sharding).unwrap();
-    let plan = NodePlan::new(&sharding, &placed, HandleKind::Memfd).unwrap();
-    let load_options = LoadOptions::of(DeviceKind::Cpu);
+    let plan = NodePlan::new(&sharding, &placed, handle).unwrap();
+    let load_options = LoadOptions::of(kind);
+    let _opened: Vec<_> = devices.iter().map(|device| device.open().unwrap()).collect();
     let progress = Progress::new(&plan);
     let loaded = load(&checkpoint, &plan, &devices, &load_options, None, &progress).unwrap();
     let status = site.status();

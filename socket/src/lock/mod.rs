@@ -99,10 +99,7 @@ impl Lock {
     /// Whether the path still leads to the locked file. If not, somebody removed it, and the next
     /// comer will own the name.
     pub fn still_ours(&self) -> bool {
-        match (fstat(&self.file), lstat(&self.path)) {
-            (Ok(held), Ok(named)) => (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino),
-            _ => false,
-        }
+        lies_at(&self.file, &self.path) == Some(true)
     }
 
     /// Says who owns the name, for whoever finds it taken.
@@ -120,6 +117,18 @@ impl Lock {
         rustix::fs::unlink(&self.path).map_err(IoError::when("remove the lock file", &self.path))?;
         Ok(())
     }
+}
+
+/// Whether another file than this lock file lies at `SOCKET.lock` by now, so that the name is another's. Where there is
+/// none, nobody else uses the name.
+pub fn is_replaced(lock: impl AsFd, socket: &Path) -> bool {
+    lies_at(lock, &lock_path(socket)) == Some(false)
+}
+
+/// Whether this is the file at `path`; `None` where there is none.
+fn lies_at(file: impl AsFd, path: &Path) -> Option<bool> {
+    let (held, named) = (fstat(file).ok()?, lstat(path).ok()?);
+    Some((held.st_dev, held.st_ino) == (named.st_dev, named.st_ino))
 }
 
 impl AsFd for Lock {

@@ -92,6 +92,8 @@ pub enum Victim {
     Client,
     /// An engine that has mapped before.
     Holder,
+    /// Nobody: the socket directory is removed.
+    Names,
 }
 
 /// When a blow comes: so long after something was seen.
@@ -208,15 +210,21 @@ impl Era {
     }
 
     fn blow(&self, act: Act, dice: &mut Dice) -> Blow {
-        use Victim::{Client, Holder, Launcher, Loader, Server};
+        use Victim::{Client, Holder, Launcher, Loader, Names, Server};
         let victims: &[Victim] = match act {
-            Act::Start => &[Launcher, Launcher, Server, Loader],
-            Act::Attach => &[Launcher, Server, Server, Loader, Client, Holder],
-            Act::Publish => &[Launcher, Server, Client, Client, Holder],
-            Act::Release | Act::Stop | Act::Scrub => &[Launcher, Server, Server, Client],
-            Act::Adopt => &[Launcher, Launcher, Server],
+            Act::Start => &[Launcher, Launcher, Server, Loader, Names],
+            Act::Attach => &[Launcher, Server, Server, Loader, Client, Holder, Names],
+            Act::Publish => &[Launcher, Server, Client, Client, Holder, Names],
+            Act::Release | Act::Scrub => &[Launcher, Server, Server, Client, Names],
+            // What is not found is not stopped.
+            Act::Stop => &[Launcher, Server, Server, Client],
+            Act::Adopt => &[Launcher, Launcher, Server, Names],
         };
-        let victim = dice.pick(victims);
+        let victim = match dice.pick(victims) {
+            // Names are put back with another server.
+            Names if self.spared == Some(Server) => Client,
+            victim => victim,
+        };
         let moment = Moment::of(act, self.daemons(), dice);
         let longest = dice.pick(&[10, 100, 1000]);
         let stand = How::Stand(Duration::from_millis(1 + dice.below(longest)));

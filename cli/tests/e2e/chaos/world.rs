@@ -57,7 +57,8 @@ pub struct World {
     era: Era,
     /// Of a publishing era two with the same shapes, else one.
     models: Vec<Model>,
-    speculative: Vec<String>,
+    /// What every command but a client's of one socket needs to be told.
+    options: Vec<String>,
     engines: Vec<Engine>,
     holder: Option<Running>,
     /// Whoever launched and is still heard, the last one last.
@@ -70,13 +71,15 @@ pub struct World {
     killed: Vec<u32>,
     /// One of those was a child of the launcher that was about to start.
     killed_its_child: bool,
+    /// The socket directory was removed in this step.
+    removed: bool,
     /// The last field but for this: whatever still runs in it ends with it.
     site: Site,
 }
 
 impl World {
-    pub fn new(era: Era) -> World {
-        let site = Site::new();
+    pub fn new(device: &'static str, era: Era) -> World {
+        let site = Site::on(device);
         let dirs = match era.source {
             Source::Loader { model: name, .. } => vec![model(name)],
             Source::Publishers => {
@@ -91,18 +94,18 @@ impl World {
                 .unwrap(),
             dir,
         };
-        let mut speculative = Vec::new();
+        let mut options = site.sharing(era.tp);
         if let Source::Loader {
             draft: Some(draft), ..
         } = era.source
         {
             let config = json!({ "method": "eagle3", "model": model(draft) });
-            speculative = vec!["--speculative-config".to_owned(), config.to_string()];
+            options.extend(["--speculative-config".to_owned(), config.to_string()]);
         }
         World {
             era,
             models: dirs.into_iter().map(digest).collect(),
-            speculative,
+            options,
             engines: Vec::new(),
             holder: None,
             launchers: Vec::new(),
@@ -110,6 +113,7 @@ impl World {
             leads: false,
             killed: Vec::new(),
             killed_its_child: false,
+            removed: false,
             site,
         }
     }
@@ -119,6 +123,7 @@ impl World {
     pub fn step(&mut self, step: &Step) {
         self.killed.clear();
         self.killed_its_child = false;
+        self.removed = false;
         if step.act != Act::Start {
             self.a_launcher_serves(false);
             self.has_content();
@@ -250,7 +255,9 @@ impl World {
         self.site.start(match self.era.source {
             Source::Publishers => {
                 let tp = self.era.tp.to_string();
-                self.site.weightd(&["serve", "-tp", &tp, "--log", "debug"])
+                let mut command = self.site.weightd(&["serve", "-tp", &tp, "--log", "debug"]);
+                command.args(&self.options);
+                command
             }
             Source::Loader { checksums, .. } => {
                 let more: &[&str] = if checksums { &["--checksums"] } else { &[] };
@@ -273,8 +280,8 @@ impl World {
     }
 
     fn on_model(&self, subcommand: &str, model: &Path, more: &[&str]) -> Command {
-        let speculative = self.speculative.iter().map(String::as_str);
-        let more: Vec<&str> = speculative.chain(more.iter().copied()).collect();
+        let options = self.options.iter().map(String::as_str);
+        let more: Vec<&str> = options.chain(more.iter().copied()).collect();
         self.site.on_model(subcommand, model, self.era.tp, &more)
     }
 
@@ -296,6 +303,7 @@ impl World {
         let server = before.first().map(|daemon| (daemon.server, false));
         // The process, and whether it is the launcher's child.
         let victim = || match blow.victim {
+            Victim::Names => None,
             Victim::Launcher => Some((launcher.pid(), false)),
             Victim::Client => Some((client.pid(), false)),
             Victim::Holder => self.holder.as_ref().map(|holder| (holder.pid(), false)),
@@ -323,6 +331,10 @@ impl World {
         }
         // Not to wait for anything: the moment is what is tried.
         sleep(blow.moment.later);
+        if blow.victim == Victim::Names {
+            self.remove_names();
+            return None;
+        }
         let (victim, is_child) = victim().filter(|(victim, _)| is_alive(victim))?;
         match blow.how {
             How::Kill => {
@@ -338,6 +350,15 @@ impl World {
                     signal(victim, Signal::CONT);
                 }))
             }
+        }
+    }
+
+    /// All at once: who finds the half of them may say so.
+    fn remove_names(&mut self) {
+        let gone = self.site.path().join("gone");
+        if fs::rename(self.site.dir(), &gone).is_ok() {
+            fs::remove_dir_all(gone).unwrap();
+            self.removed = true;
         }
     }
 
@@ -370,7 +391,7 @@ impl World {
 
 /// How it may end.
 impl World {
-    /// A launcher is ready, was killed, or says on one line that a child of its own was.
+    /// A launcher is ready, was killed, or says on one line that a child of its own was, or that a name is gone.
     fn has_started(&mut self, mut launcher: Running) -> bool {
         let line = launcher.line();
         let pid = launcher.pid();
@@ -380,7 +401,7 @@ impl World {
                 assert_eq!(launcher.code(), KILLED);
             }
         } else if launcher.code() != KILLED || !self.killed.contains(&pid) {
-            assert!(self.killed_its_child, "{}", launcher.log());
+            assert!(self.killed_its_child || self.removed, "{}", launcher.log());
             assert_eq!(launcher.code(), 1);
             launcher.error();
             self.nothing_is_left();
@@ -389,8 +410,8 @@ impl World {
         true
     }
 
-    /// A client did what it is for, or was killed, or says on one line why not: somebody was killed. An engine attaches
-    /// unless that was launcher and server.
+    /// A client did what it is for, or was killed, or says on one line why not: somebody was killed, or names are gone.
+    /// An engine attaches unless names are gone or that was launcher and server.
     fn has_done(&mut self, act: Act, client: &mut Running, leader: Option<u32>) -> bool {
         let code = client.code();
         let died = |pid: u32| self.killed.contains(&pid);
@@ -400,6 +421,7 @@ impl World {
             Act::Attach => died(leader.unwrap()) && self.killed.iter().any(|pid| is_server(*pid)),
             _ => !self.killed.is_empty(),
         };
+        let excused = excused || self.removed;
         assert!(
             code == 0
                 || if code == KILLED {
@@ -500,7 +522,7 @@ impl World {
         let server_died = self.killed.contains(&before[0].server);
         let all_chosen = before.iter().filter(|daemon| !daemon.draft).all(chosen);
         // Somebody held the content all the time, and not all of it was released.
-        let is_kept = !launcher_died || !(server_died || all_chosen);
+        let is_kept = !launcher_died || !(server_died || all_chosen || self.removed);
         let pairs = || before.iter().zip(now);
         let same = pairs()
             .filter(|(before, now)| before.generation == now.generation)
@@ -523,7 +545,12 @@ impl World {
                 assert!(chosen(now) || !is_released, "{now:?} after {before:?}");
                 assert!(is_released || !(chosen(now) && done), "{now:?} came back");
             }
-            if is_kept && !server_died && !self.killed.contains(&now.server) && is_alive(&before.server) {
+            if is_kept
+                && !server_died
+                && !self.removed
+                && !self.killed.contains(&now.server)
+                && is_alive(&before.server)
+            {
                 assert_eq!(now.server, before.server);
             }
         }

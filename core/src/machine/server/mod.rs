@@ -294,11 +294,16 @@ impl<F> Server<F> {
         Server { confinement, ..self }
     }
 
-    /// The path of each daemon's socket, and the lock on it: what an orphaned server removes when it
-    /// ends, where the lock file is still that one. None where another launcher will go on with them.
+    /// The path of each daemon's socket, and the lock on it.
     pub fn sockets(&self) -> impl Iterator<Item = (&str, &F)> {
-        let daemons = self.daemons.values().filter(|_| !self.names_stay);
+        let daemons = self.daemons.values();
         daemons.map(|daemon| (daemon.info.socket.as_str(), daemon.ends.lock()))
+    }
+
+    /// Whether another launcher will go on with the sockets: an orphaned server that ends leaves them then, and
+    /// else removes those whose lock file is still that one.
+    pub fn names_stay(&self) -> bool {
+        self.names_stay
     }
 
     /// Lock and listener of the control socket, where the launcher gave them.
