@@ -17,6 +17,7 @@ mod plan;
 mod preload;
 mod printable;
 mod probe;
+mod process;
 mod release;
 mod scrub;
 mod server;

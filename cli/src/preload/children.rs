@@ -4,9 +4,10 @@
 use super::manager::hide_from;
 use crate::args::{DeviceArg, ModelArgs, ParallelArgs, RuntimeArg, ShardingArgs, WeightsArgs};
 use crate::logs::format_arguments;
+use crate::process;
 use clap::ValueEnum;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Signal, pidfd_send_signal};
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -83,8 +84,7 @@ pub enum ServerProcess {
 impl ServerProcess {
     /// The server behind `control` that says it is process `pid`.
     pub fn adopted(pid: u32, control: &Path) -> ServerProcess {
-        let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let descriptor = process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
+        let descriptor = process::open(pid).ok();
         // In another pid namespace this id is somebody else's. Looked at after it was opened: that process.
         let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let mut words = command.split(|byte| *byte == 0);

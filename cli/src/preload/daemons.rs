@@ -4,6 +4,7 @@ use super::Setup;
 use crate::error::CliError;
 use crate::node::{self, LocalRank};
 use crate::owners::remove_stale_control;
+use crate::process::has_ended;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -306,18 +307,24 @@ pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Own
         if let Some(owner) = owner
             && let Some(Some(server)) = server_of(dir, &owner)
         {
-            return match server.launcher_pid {
-                0 => Ok(Err(Orphan {
-                    owner,
-                    socket: socket.to_owned(),
-                    pid: server.pid,
-                })),
-                launcher => Err(CliError::Failure(format!(
-                    "launcher {launcher} already owns {}: stop it with `weightd stop --socket-dir {}`, or choose another --instance",
-                    socket.display(),
-                    dir.display()
-                ))),
-            };
+            match server.launcher_pid {
+                0 => {
+                    return Ok(Err(Orphan {
+                        owner,
+                        socket: socket.to_owned(),
+                        pid: server.pid,
+                    }));
+                }
+                // Which the server has not noticed yet.
+                launcher if has_ended(launcher) => {}
+                launcher => {
+                    return Err(CliError::Failure(format!(
+                        "launcher {launcher} already owns {}: stop it with `weightd stop --socket-dir {}`, or choose another --instance",
+                        socket.display(),
+                        dir.display()
+                    )));
+                }
+            }
         }
         if Instant::now() >= until {
             return Err(CliError::failure(error));

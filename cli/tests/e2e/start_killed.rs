@@ -1,13 +1,18 @@
 //! What dies before READY takes everything with it.
 
 use crate::checkpoints::*;
+use crate::floods::frame;
 use crate::harness::*;
 use rustix::process::Signal;
 use std::fs::{self, File};
+use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Command};
+use weightd_core::wire::frame::HEADER_BYTES;
+use weightd_core::wire::message::ServerStatus;
+use weightd_socket::lock::{Lock, Owner};
 
 /// A launcher whose loader is stopped half-way.
 fn half_way(site: &Site) -> (Running, u32) {
@@ -103,4 +108,45 @@ fn an_engine_that_waits_may_come_before_the_socket_directory() {
     assert!(!site.dir().exists());
     let _launcher = site.preload(&model, 1, &[]);
     assert_eq!(patient.code(), 0, "{}", patient.log());
+}
+
+#[test]
+fn a_server_that_has_not_noticed_yet_that_its_launcher_was_killed_is_waited_for() {
+    let (site, model) = (Site::new(), model("llama"));
+    let mut launcher = site.preload(&model, 1, &[]);
+    let socket = site.status()[0]["socket"].as_str().unwrap().to_owned();
+    launcher.signal(Signal::INT);
+    assert_eq!(launcher.code(), 130);
+
+    // What such a server has, and says.
+    let lock = Lock::acquire(Path::new(&socket)).unwrap();
+    let control = site.dir().join("weightd-control_00000000000000ff.sock");
+    let owner = Owner {
+        control: control.file_name().unwrap().to_str().unwrap().to_owned(),
+        pid: launcher.pid(),
+    };
+    lock.write_owner(&owner).unwrap();
+    let status = ServerStatus {
+        version: "1".to_owned(),
+        pid: std::process::id(),
+        launcher_pid: launcher.pid(),
+        daemons: 1,
+        uptime_s: 1,
+    };
+    let listener = UnixListener::bind(&control).unwrap();
+    let server = std::thread::spawn(move || {
+        for _ in 0..3 {
+            let (mut client, _) = listener.accept().unwrap();
+            client.read_exact(&mut [0; HEADER_BYTES]).unwrap();
+            client.write_all(&frame(status.clone())).unwrap();
+        }
+        fs::remove_file(control).unwrap();
+        drop(lock);
+    });
+    let mut next = site.preload(&model, 1, &[]);
+    server.join().unwrap();
+    site.attach_verified(&model, 1);
+    next.signal(Signal::INT);
+    assert_eq!(next.code(), 130);
+    site.assert_clean();
 }

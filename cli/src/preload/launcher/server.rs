@@ -4,7 +4,7 @@ use super::{End, Launcher};
 use crate::error::CliError;
 use crate::preload::cannot;
 use crate::preload::children::{ServerProcess, spawn_server};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use crate::process;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -89,8 +89,7 @@ impl Launcher {
         if let Some((process, end)) = self.server.end.take() {
             self.driver.unwatch(end, &process)?;
         }
-        let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        if let Some(process) = process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok()) {
+        if let Ok(process) = process::open(pid) {
             let end = self.driver.watch(&process)?;
             self.server.end = Some((process, end));
         }
