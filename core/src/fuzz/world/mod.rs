@@ -93,6 +93,7 @@ pub fn device(number: u8) -> DeviceUuid {
     DeviceUuid([number; 16])
 }
 
+/// The key of a rank of two: what tests take where any key will do, and change where it matters.
 pub fn key(rank: u32) -> Key {
     Key {
         checkpoint: CheckpointId {
