@@ -139,7 +139,7 @@ fn a_socket_that_is_replaced_is_put_back_and_a_directory_that_is_replaced_by_a_l
     let mut launcher = site.preload(&model, 1, &[]);
     let mapped = map(&site, &model, 1);
     // What lies in a socket's place is replaced: the name is ours.
-    let socket = PathBuf::from(site.status()[0]["socket"].as_str().unwrap());
+    let socket = site.socket();
     fs::remove_file(&socket).unwrap();
     fs::write(&socket, "").unwrap();
     // What is in the way may go again, and so is no reason to end.
@@ -173,7 +173,7 @@ fn a_socket_that_is_replaced_is_put_back_and_a_directory_that_is_replaced_by_a_l
 fn a_name_that_another_took_meanwhile_is_left_to_it() {
     let (site, model) = (Site::new(), model("qwen3"));
     let mut launcher = site.preload(&model, 1, &[]);
-    let socket = PathBuf::from(site.status()[0]["socket"].as_str().unwrap());
+    let socket = site.socket();
     let other = site.path().join("other");
     fs::create_dir(&other).unwrap();
     let name = socket.file_name().unwrap();
