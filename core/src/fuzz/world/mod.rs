@@ -16,7 +16,8 @@ use crate::machine::{
 use crate::peer::{Facts, FileKind, Peer};
 use crate::time::{Now, Span};
 use crate::wire::message::{
-    ContentInfo, DaemonId, DaemonInfo, Expects, Message, Publish as Publication, RegionInfo, Release, Replace,
+    ContentInfo, DaemonId, DaemonInfo, Expects, GetState, Message, Publish as Publication, RegionInfo,
+    Release, Replace,
 };
 use crate::wire::{Decoder, Frame, Header};
 use std::collections::{BTreeMap, VecDeque};
@@ -163,6 +164,25 @@ pub fn place(daemon: DaemonId) -> Key {
         layout: String::new(),
         processing: String::new(),
         ..key(daemon)
+    }
+}
+
+/// A request for what is served of this daemon, by an engine that has nothing yet.
+pub fn get_state_of(daemon: DaemonId) -> GetState {
+    GetState {
+        key: key(daemon),
+        is_reload: false,
+    }
+}
+
+/// A publication for this daemon, by whoever does not name its generation.
+pub fn publication(daemon: DaemonId, expects: Expects, content: ContentInfo) -> Publication {
+    Publication {
+        daemon,
+        generation: None,
+        expects,
+        key: key(daemon),
+        content,
     }
 }
 
@@ -351,13 +371,7 @@ impl World {
     pub fn publish(&mut self, daemon: DaemonId, bytes: u64, expects: Expects) -> File {
         let region = self.ledger.memory(bytes);
         let file = region.file;
-        let publication = Publication {
-            daemon,
-            generation: None,
-            expects,
-            key: key(daemon),
-            content: content(64, &[bytes]),
-        };
+        let publication = publication(daemon, expects, content(64, &[bytes]));
         let descriptors = vec![self.ledger.memory(64), region];
         self.loader
             .as_mut()
