@@ -5,7 +5,6 @@
 use std::path::PathBuf;
 use weightd_core::content::{CheckpointId, DeviceUuid, Generation, HandleKind, Key, Role};
 use weightd_core::fuzz::world;
-use weightd_core::wire::Header;
 use weightd_core::wire::message::{Activity, CodeCount, FieldCount, Lease, Leased, Loaded};
 use weightd_core::wire::message::{
     ContentInfo, DaemonInfo, Define, Expects, GetState, Publish, RegionInfo, Replace,
@@ -51,15 +50,8 @@ fn write_the_seeds() {
 }
 
 fn frame(message: impl Into<Message>, descriptors: usize) -> Vec<u8> {
-    let message = message.into();
-    let body = message.encode().expect("a message that fits");
-    let header = Header {
-        kind: message.kind(),
-        request: 1,
-        body: body.len(),
-        descriptors,
-    };
-    [header.encode().to_vec(), body].concat()
+    let frame = message.into().frame(1, descriptors);
+    frame.expect("a message that fits")
 }
 
 /// Cuts and a stream, as the target reads them.

@@ -7,7 +7,7 @@ use weightd_core::wire::message::{
     ContentInfo, DaemonInfo, Define, ErrorCode, Expects, Failure, GetState, Holds, Message, Mismatch,
     Publish, RegionInfo, State, Watch,
 };
-use weightd_core::wire::{Decoder, Header, frame};
+use weightd_core::wire::{Decoder, frame};
 
 const DOCUMENT: &str = include_str!("../PROTOCOL.md");
 
@@ -138,14 +138,7 @@ fn messages() -> Vec<(Message, usize)> {
 #[test]
 fn the_examples_are_the_bytes_of_these_messages() {
     for (message, descriptors) in messages() {
-        let body = message.encode().expect("a message that fits");
-        let header = Header {
-            kind: message.kind(),
-            request: 1,
-            body: body.len(),
-            descriptors,
-        };
-        let bytes = [header.encode().to_vec(), body].concat();
+        let bytes = message.frame(1, descriptors).expect("a message that fits");
         assert_eq!(example(message.name()), bytes, "{}", message.name());
     }
     let examples = DOCUMENT.matches("```hex ").count();

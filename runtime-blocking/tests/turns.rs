@@ -13,7 +13,6 @@ use weightd_blocking::{Binding, Endpoint};
 use weightd_core::fuzz::world::key;
 use weightd_core::machine::{AttachError, AttachOptions};
 use weightd_core::time::Span;
-use weightd_core::wire::Header;
 use weightd_core::wire::message::{ErrorCode, Failure, Message};
 
 /// Says a failure to everybody who asks. Each connection stays open on this side, or is closed at once.
@@ -24,14 +23,7 @@ fn daemon(socket: &Path, code: ErrorCode, closes: bool) {
         retryable: true,
         message: "because".into(),
     });
-    let body = failure.encode().unwrap();
-    let header = Header {
-        kind: failure.kind(),
-        request: 1,
-        body: body.len(),
-        descriptors: 0,
-    };
-    let frame = [header.encode().to_vec(), body].concat();
+    let frame = failure.frame(1, 0).unwrap();
     thread::spawn(move || {
         let mut open = Vec::new();
         for connection in listener.incoming() {

@@ -1,13 +1,11 @@
 //! What a machine, a disk or a release does wrong: one clear line each, and what serves goes on.
 
 use crate::checkpoints::*;
-use crate::floods;
 use crate::harness::*;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::ops::Range;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -18,9 +16,6 @@ use weightd_core::wire::message::{ErrorCode, GetStatus};
 
 /// Where the major and the minor version are in a header.
 const VERSION: [usize; 2] = [4, 5];
-
-/// Where the number of the request is.
-const REQUEST: Range<usize> = 8..12;
 
 #[test]
 fn a_part_of_a_checkpoint_that_cannot_be_read_ends_the_start_before_anything_is_loaded() {
@@ -133,8 +128,7 @@ fn the_soft_limit_of_descriptors_limits_neither_daemons_nor_engines() {
 
 /// A frame of another version.
 fn frame(message: impl Into<Message>, request: u32, [major, minor]: [u8; 2]) -> Vec<u8> {
-    let mut bytes = floods::frame(message);
-    bytes[REQUEST].copy_from_slice(&request.to_le_bytes());
+    let mut bytes = message.into().frame(request, 0).unwrap();
     (bytes[VERSION[0]], bytes[VERSION[1]]) = (major, minor);
     bytes
 }

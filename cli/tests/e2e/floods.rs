@@ -19,15 +19,7 @@ use weightd_core::wire::frame::Header;
 use weightd_core::wire::message::{ErrorCode, GetActivity, GetMemory, Report, Watch};
 
 pub fn frame(message: impl Into<Message>) -> Vec<u8> {
-    let message = message.into();
-    let body = message.encode().unwrap();
-    let header = Header {
-        kind: message.kind(),
-        request: 1,
-        body: body.len(),
-        descriptors: 0,
-    };
-    [&header.encode()[..], &body].concat()
+    message.into().frame(1, 0).unwrap()
 }
 
 /// The start of a request with a body of 64 KiB and this many descriptors.

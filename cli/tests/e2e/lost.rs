@@ -63,15 +63,7 @@ fn probe(content: ContentInfo, device_uuid: DeviceUuid, descriptors: &[OwnedFd])
         device_uuid,
         content,
     };
-    let message = Message::from(state);
-    let body = message.encode().unwrap();
-    let header = Header {
-        kind: message.kind(),
-        request: 1,
-        body: body.len(),
-        descriptors: descriptors.len(),
-    };
-    let bytes = [&header.encode()[..], &body].concat();
+    let bytes = Message::from(state).frame(1, descriptors.len()).unwrap();
     let descriptors: Vec<_> = descriptors.iter().map(std::os::fd::AsFd::as_fd).collect();
     assert_eq!(send(&ours, &bytes, &descriptors).unwrap(), bytes.len());
     let mut command = Command::new(env!("CARGO_BIN_EXE_weightd"));

@@ -5,11 +5,10 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use weightd_blocking::Clock;
 use weightd_core::content::Generation;
-use weightd_core::fuzz::world::{content, info, key};
+use weightd_core::fuzz::world::{content, info, publication};
 use weightd_core::machine::{Held, Origin};
 use weightd_core::peer::Peer;
-use weightd_core::wire::frame::Header;
-use weightd_core::wire::message::{ErrorCode, Expects, Failure, Publish, Report, Reported};
+use weightd_core::wire::message::{ErrorCode, Expects, Failure, Report, Reported};
 
 const GENERATION: Generation = Generation { epoch: 5, number: 1 };
 
@@ -26,13 +25,7 @@ fn holding() -> Driver<Vault<OwnedFd>> {
     driver
         .add(clock.now(), theirs, Origin::Loader, Peer { pid: 1, uid: 1 })
         .unwrap();
-    let publish = Publish {
-        daemon: 0,
-        generation: None,
-        expects: Expects::Empty,
-        key: key(0),
-        content: content(3, &[4]),
-    };
+    let publish = publication(0, Expects::Empty, content(3, &[4]));
     let descriptors = [b"man".as_slice(), b"data"].map(|bytes| weightd_gpu::sealed(bytes).unwrap());
     say(&loader, &publish.into(), &descriptors).unwrap();
     while driver.machine().content(0).is_none() {
@@ -57,15 +50,7 @@ fn shell(script: &str) -> Command {
 
 /// Writes these bytes to the channel.
 fn answers(message: impl Into<Message>) -> Command {
-    let message = message.into();
-    let body = message.encode().unwrap();
-    let header = Header {
-        kind: message.kind(),
-        request: 1,
-        body: body.len(),
-        descriptors: 0,
-    };
-    let bytes = [&header.encode()[..], &body].concat();
+    let bytes = message.into().frame(1, 0).unwrap();
     let octal: String = bytes.iter().map(|byte| format!("\\{byte:03o}")).collect();
     shell(&format!("printf '{octal}' >&0; exec sleep 1000"))
 }

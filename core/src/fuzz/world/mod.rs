@@ -19,7 +19,7 @@ use crate::wire::message::{
     ContentInfo, DaemonId, DaemonInfo, Expects, GetState, Message, Publish as Publication, RegionInfo,
     Release, Replace,
 };
-use crate::wire::{Decoder, Frame, Header};
+use crate::wire::{Decoder, Frame};
 use std::collections::{BTreeMap, VecDeque};
 
 pub const UID: u32 = 1000;
@@ -598,12 +598,6 @@ impl World {
 
 /// The bytes of a whole frame.
 pub fn frame(message: &Message, request: u32, descriptors: usize) -> Vec<u8> {
-    let body = message.encode().expect("a message that fits");
-    let header = Header {
-        kind: message.kind(),
-        request,
-        body: body.len(),
-        descriptors,
-    };
-    [header.encode().to_vec(), body].concat()
+    let frame = message.frame(request, descriptors);
+    frame.expect("a message that fits")
 }
