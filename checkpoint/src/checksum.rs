@@ -8,6 +8,7 @@ use crc_fast::{CrcParams, checksum_with_params};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use weightd_core::content::Manifest;
 use weightd_core::content::manifest::Extent;
+use weightd_gpu::Rows;
 
 /// The checksums of one rank's extents, while their bytes are added.
 #[derive(Debug)]
@@ -16,37 +17,6 @@ pub(crate) struct Checksums {
     /// The exclusive or of what was added, by extent.
     sums: Vec<AtomicU64>,
     linear: CrcParams,
-}
-
-/// Rows of bytes that are in a region, or on their way there.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rows<'a> {
-    /// Where the first row is, from the start of the region.
-    pub at: u64,
-    /// The distance between rows in the region, in bytes.
-    pub at_pitch: u64,
-    /// The first row, and the others behind it.
-    pub bytes: &'a [u8],
-    /// The distance between rows in `bytes`.
-    pub pitch: usize,
-    /// The bytes of a row.
-    pub width: usize,
-    /// How many rows.
-    pub rows: usize,
-}
-
-impl<'a> Rows<'a> {
-    /// Bytes without gaps.
-    pub fn one(at: u64, bytes: &'a [u8]) -> Rows<'a> {
-        Rows {
-            at,
-            at_pitch: 0,
-            bytes,
-            pitch: 0,
-            width: bytes.len(),
-            rows: 1,
-        }
-    }
 }
 
 impl Checksums {
@@ -64,25 +34,31 @@ impl Checksums {
         &self.extents
     }
 
-    /// Adds rows of region `region`, all of which lie in one extent.
-    pub fn add(&self, region: usize, added: Rows<'_>) {
-        let Rows { at, at_pitch, .. } = added;
-        if added.width == 0 || added.rows == 0 {
+    /// Adds rows of `source` that are in region `region`, or on their way there; all of them lie in one extent.
+    pub fn add(&self, region: usize, source: &[u8], added: &Rows) {
+        let Rows {
+            offset: at,
+            dst_pitch,
+            src_pitch,
+            width,
+            rows,
+        } = *added;
+        if width == 0 || rows == 0 {
             return;
         }
         let before = |extent: &Extent| (extent.region, extent.end()) <= (region, at);
         let number = self.extents.partition_point(before);
         let crc = |bytes: &[u8]| checksum_with_params(self.linear, bytes);
-        let packed = added.pitch == added.width && at_pitch == added.width as u64;
-        let sum = match packed || added.rows == 1 {
-            true => crc(&added.bytes[..added.width * added.rows]),
+        let packed = src_pitch == width && dst_pitch == width as u64;
+        let sum = match packed || rows == 1 {
+            true => crc(&source[..width * rows]),
             false => {
-                let shift = zeros(at_pitch);
-                let row = |number: usize| &added.bytes[number * added.pitch..][..added.width];
-                (0..added.rows).fold(0, |sum, number| multiply(sum, shift) ^ crc(row(number)))
+                let shift = zeros(dst_pitch);
+                let row = |number: usize| &source[number * src_pitch..][..width];
+                (0..rows).fold(0, |sum, number| multiply(sum, shift) ^ crc(row(number)))
             }
         };
-        let end = at + at_pitch * (added.rows as u64 - 1) + added.width as u64;
+        let end = at + dst_pitch * (rows as u64 - 1) + width as u64;
         let extent = self.extents[number];
         assert!(
             extent.offset <= at && end <= extent.end(),
@@ -188,7 +164,7 @@ mod tests {
     #[test]
     fn the_checksum_is_the_one_of_the_catalogue() {
         let sums = Checksums::new(&manifest(&[9]));
-        sums.add(0, Rows::one(0, b"123456789"));
+        sums.add(0, b"123456789", &Rows::one(0, 9));
         assert_eq!(sums.finish(), [0xae8b_1486_0a79_9888]);
         assert_eq!(reference(b"123456789"), 0xae8b_1486_0a79_9888);
     }
@@ -209,7 +185,7 @@ mod tests {
                 parts.reverse();
             }
             for (at, part) in parts {
-                sums.add(0, Rows::one(512 + at as u64, part));
+                sums.add(0, part, &Rows::one(512 + at as u64, part.len() as u64));
             }
             // What nothing was added of is zeros.
             prop_assert_eq!(sums.finish(), [reference(&[0; 300]), reference(&bytes), reference(&[0; 7])]);
@@ -227,9 +203,10 @@ mod tests {
                 whole[start + number * (width + at_gap)..][..width].copy_from_slice(row);
             }
             let sums = Checksums::new(&manifest(&[whole.len() as u64]));
-            sums.add(0, Rows {
-                at: start as u64, at_pitch: (width + at_gap) as u64, bytes: &bytes, pitch: width + gap, width, rows,
-            });
+            let added = Rows {
+                offset: start as u64, dst_pitch: (width + at_gap) as u64, src_pitch: width + gap, width, rows,
+            };
+            sums.add(0, &bytes, &added);
             prop_assert_eq!(sums.finish(), [reference(&whole)]);
         }
     }

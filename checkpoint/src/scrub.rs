@@ -1,11 +1,11 @@
 //! Checking mapped weights against the checksums of their manifest.
 
-use crate::checksum::{Checksums, Rows};
+use crate::checksum::Checksums;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use weightd_core::content::manifest::{Extent, Tensor};
-use weightd_gpu::{MemoryError, Weights};
+use weightd_gpu::{MemoryError, Rows, Weights};
 
 /// What was checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,8 +94,8 @@ fn add_all(weights: &Weights, sums: &Checksums) -> Result<(), MemoryError> {
     let work = || -> Result<(), MemoryError> {
         let mut buffer = Vec::new();
         while let Some(&(region, offset, bytes)) = pieces.get(next.fetch_add(1, Relaxed)) {
-            let bytes = weights.region_bytes(region, offset..offset + bytes, &mut buffer)?;
-            sums.add(region, Rows::one(offset, bytes));
+            let mapped = weights.region_bytes(region, offset..offset + bytes, &mut buffer)?;
+            sums.add(region, mapped, &Rows::one(offset, bytes));
         }
         Ok(())
     };

@@ -11,7 +11,6 @@ use weightd_core::content::manifest::MAX_BYTES;
 use weightd_core::content::{HandleKind, Manifest};
 use weightd_core::machine::check_descriptors;
 use weightd_core::peer::Facts;
-use weightd_core::wire::frame::Header;
 use weightd_core::wire::message::{ErrorCode, Failure, Message, Report, Reported, State};
 use weightd_core::wire::{Decoder, FrameError};
 use weightd_gpu::{Device, MemoryError, Opened};
@@ -111,14 +110,9 @@ fn touch(manifest: &Manifest, descriptors: Vec<OwnedFd>) -> Result<(), MemoryErr
 
 /// Says one message on a channel that has room for it, since nothing else was said there.
 pub fn say(channel: impl AsFd, message: &Message, descriptors: &[OwnedFd]) -> Result<(), String> {
-    let body = message.encode().map_err(|error| error.to_string())?;
-    let header = Header {
-        kind: message.kind(),
-        request: 1,
-        body: body.len(),
-        descriptors: descriptors.len(),
-    };
-    let bytes = [&header.encode()[..], &body].concat();
+    let bytes = message
+        .frame(1, descriptors.len())
+        .map_err(|error| error.to_string())?;
     let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
     match send(channel, &bytes, &descriptors) {
         Ok(sent) if sent == bytes.len() => Ok(()),

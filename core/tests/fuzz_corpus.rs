@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 use weightd_core::content::{CheckpointId, DeviceUuid, Generation, HandleKind, Key, Role};
-use weightd_core::wire::Header;
+use weightd_core::fuzz::world;
 use weightd_core::wire::message::{Activity, CodeCount, FieldCount, Lease, Leased, Loaded};
 use weightd_core::wire::message::{
     ContentInfo, DaemonInfo, Define, Expects, GetState, Publish, RegionInfo, Replace,
@@ -50,15 +50,8 @@ fn write_the_seeds() {
 }
 
 fn frame(message: impl Into<Message>, descriptors: usize) -> Vec<u8> {
-    let message = message.into();
-    let body = message.encode().expect("a message that fits");
-    let header = Header {
-        kind: message.kind(),
-        request: 1,
-        body: body.len(),
-        descriptors,
-    };
-    [header.encode().to_vec(), body].concat()
+    let frame = message.into().frame(1, descriptors);
+    frame.expect("a message that fits")
 }
 
 /// Cuts and a stream, as the target reads them.
@@ -80,23 +73,12 @@ fn seeds() -> Vec<(&'static str, Vec<u8>)> {
             digest: Some([2; 32]),
         },
         model_arch: "Qwen3ForCausalLM".into(),
-        tp_size: 2,
-        tp_rank: 1,
-        dtype: "auto".into(),
-        quantization: String::new(),
         quant_config_hash: Some([3; 32]),
         revision: "main".into(),
-        engine_version: String::new(),
-        pp_size: 1,
-        pp_rank: 0,
         role: Role::Draft,
-        dp_size: 1,
-        dp_rank: 0,
         enable_expert_parallel: true,
-        expert_placement_strategy: "linear".into(),
-        layout: "checkpoint".into(),
-        processing: "stored".into(),
         extra: [("kv_cache_dtype".to_owned(), "fp8".to_owned())].into(),
+        ..world::key(1)
     };
     let generation = Generation { epoch: 7, number: 1 };
     let device_uuid = DeviceUuid([4; 16]);

@@ -1,12 +1,13 @@
 //! PROTOCOL.md says what the code does: its examples decode to these messages and back, and its
 //! tables are complete.
 
-use weightd_core::content::{CheckpointId, DeviceUuid, Dtype, Generation, HandleKind, Key, Role};
+use weightd_core::content::{DeviceUuid, Dtype, Generation, HandleKind, Key};
+use weightd_core::fuzz::world;
 use weightd_core::wire::message::{
     ContentInfo, DaemonInfo, Define, ErrorCode, Expects, Failure, GetState, Holds, Message, Mismatch,
     Publish, RegionInfo, State, Watch,
 };
-use weightd_core::wire::{Decoder, Header, frame};
+use weightd_core::wire::{Decoder, frame};
 
 const DOCUMENT: &str = include_str!("../PROTOCOL.md");
 
@@ -42,29 +43,9 @@ fn table(heading: &str) -> Vec<(String, String)> {
 
 fn key() -> Key {
     Key {
-        checkpoint: CheckpointId {
-            bytes: 100,
-            files: Some([1; 32]),
-            digest: None,
-        },
-        model_arch: "LlamaForCausalLM".into(),
-        tp_size: 2,
-        tp_rank: 1,
-        dtype: "auto".into(),
-        quantization: String::new(),
-        quant_config_hash: None,
         revision: "main".into(),
-        engine_version: String::new(),
-        pp_size: 1,
-        pp_rank: 0,
-        role: Role::Target,
-        dp_size: 1,
-        dp_rank: 0,
-        enable_expert_parallel: false,
-        expert_placement_strategy: "linear".into(),
-        layout: "checkpoint".into(),
-        processing: "stored".into(),
         extra: [("kv_dtype".to_owned(), "fp8".to_owned())].into(),
+        ..world::key(1)
     }
 }
 
@@ -157,14 +138,7 @@ fn messages() -> Vec<(Message, usize)> {
 #[test]
 fn the_examples_are_the_bytes_of_these_messages() {
     for (message, descriptors) in messages() {
-        let body = message.encode().expect("a message that fits");
-        let header = Header {
-            kind: message.kind(),
-            request: 1,
-            body: body.len(),
-            descriptors,
-        };
-        let bytes = [header.encode().to_vec(), body].concat();
+        let bytes = message.frame(1, descriptors).expect("a message that fits");
         assert_eq!(example(message.name()), bytes, "{}", message.name());
     }
     let examples = DOCUMENT.matches("```hex ").count();

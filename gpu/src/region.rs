@@ -181,7 +181,7 @@ impl Region {
 
 impl Rows {
     /// One row, for which pitches do not matter.
-    pub(crate) fn one(offset: u64, bytes: u64) -> Rows {
+    pub fn one(offset: u64, bytes: u64) -> Rows {
         Rows {
             offset,
             dst_pitch: bytes,

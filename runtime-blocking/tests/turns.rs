@@ -1,7 +1,6 @@
 //! A task that waits is not turned for nothing: what made it readable is noticed, or gone.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
@@ -11,39 +10,10 @@ use std::time::Duration;
 use weightd_blocking::loading::{Loading, Stop};
 use weightd_blocking::task::{Task, Turn};
 use weightd_blocking::{Binding, Endpoint};
-use weightd_core::content::{CheckpointId, Key, Role};
+use weightd_core::fuzz::world::key;
 use weightd_core::machine::{AttachError, AttachOptions};
 use weightd_core::time::Span;
-use weightd_core::wire::Header;
 use weightd_core::wire::message::{ErrorCode, Failure, Message};
-
-fn key() -> Key {
-    Key {
-        checkpoint: CheckpointId {
-            bytes: 1,
-            files: Some([1; 32]),
-            digest: None,
-        },
-        model_arch: "Llama".into(),
-        tp_size: 1,
-        tp_rank: 0,
-        dtype: "auto".into(),
-        quantization: String::new(),
-        quant_config_hash: None,
-        revision: String::new(),
-        engine_version: String::new(),
-        pp_size: 1,
-        pp_rank: 0,
-        role: Role::Target,
-        dp_size: 1,
-        dp_rank: 0,
-        enable_expert_parallel: false,
-        expert_placement_strategy: "linear".into(),
-        layout: "checkpoint".into(),
-        processing: "stored".into(),
-        extra: BTreeMap::new(),
-    }
-}
 
 /// Says a failure to everybody who asks. Each connection stays open on this side, or is closed at once.
 fn daemon(socket: &Path, code: ErrorCode, closes: bool) {
@@ -53,14 +23,7 @@ fn daemon(socket: &Path, code: ErrorCode, closes: bool) {
         retryable: true,
         message: "because".into(),
     });
-    let body = failure.encode().unwrap();
-    let header = Header {
-        kind: failure.kind(),
-        request: 1,
-        body: body.len(),
-        descriptors: 0,
-    };
-    let frame = [header.encode().to_vec(), body].concat();
+    let frame = failure.frame(1, 0).unwrap();
     thread::spawn(move || {
         let mut open = Vec::new();
         for connection in listener.incoming() {
@@ -112,7 +75,7 @@ fn a_load_that_waits_for_its_daemon_turns_a_few_times_a_second() {
             daemon(&socket, ErrorCode::Busy, closes);
         }
         let endpoint = Endpoint::socket(&socket).unwrap();
-        let binding = Binding::with(endpoint, options.clone(), key(), || Err("not asked for".into()));
+        let binding = Binding::with(endpoint, options.clone(), key(0), || Err("not asked for".into()));
         let turns = turns(&binding);
         // Four tries, each with a connect, an answer and a pause.
         assert!(turns <= 16, "{name}: {turns} turns");

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use weightd_blocking::request::request;
 use weightd_core::machine::AttachOptions;
 use weightd_core::time::Span;
-use weightd_core::wire::frame::{HEADER_BYTES, Header};
+use weightd_core::wire::frame::HEADER_BYTES;
 use weightd_core::wire::message::{GetState, Holds, Message, Watch};
 use weightd_socket::credentials::our_uid;
 use weightd_tests::loader;
@@ -351,16 +351,8 @@ fn lease(daemon: &Daemon) -> UnixStream {
     let message = Message::from(Watch {
         generation: Some(generation),
     });
-    let body = message.encode().expect("a request");
-    let header = Header {
-        kind: message.kind(),
-        request: 1,
-        body: body.len(),
-        descriptors: 0,
-    };
-    stream
-        .write_all(&[&header.encode()[..], &body].concat())
-        .expect("a daemon takes it");
+    let request = message.frame(1, 0).expect("a request");
+    stream.write_all(&request).expect("a daemon takes it");
     stream.read_exact(&mut [0; HEADER_BYTES]).expect("an answer");
     stream
 }

@@ -13,8 +13,8 @@ use weightd_blocking::request::request;
 use weightd_core::machine::{AttachOptions, Held, Limits, Origin, Server, Vault, VaultEvent};
 use weightd_core::peer::Peer;
 use weightd_core::time::Span;
+use weightd_core::wire::Message;
 use weightd_core::wire::message::{DaemonInfo, GetState};
-use weightd_core::wire::{Header, Message};
 use weightd_gpu::Device;
 use weightd_gpu::Weights;
 use weightd_socket::connect::pair;
@@ -117,18 +117,11 @@ impl Inline {
                 break;
             }
         }
-        let body = Message::from(GetState {
+        let request = Message::from(GetState {
             key: key(),
             is_reload: false,
         });
-        let encoded = body.encode().expect("a request");
-        let header = Header {
-            kind: body.kind(),
-            request: 1,
-            body: encoded.len(),
-            descriptors: 0,
-        };
-        let request = [&header.encode()[..], &encoded].concat();
+        let request = request.frame(1, 0).expect("a request");
         Inline {
             clock,
             server,

@@ -148,35 +148,27 @@ impl<E: Executor> Subject for E {
 }
 
 /// `weightd-tokio`, with a thread of its own for what goes on in the background.
-#[derive(Debug)]
-pub struct OnTokio(tokio::runtime::Runtime);
+pub type OnTokio = TokioRuntime<true>;
 
-impl Executor for OnTokio {
+/// `weightd-tokio`, with everything in the one thread that waits.
+pub type OnOneThread = TokioRuntime<false>;
+
+/// A runtime of tokio's: what is spawned runs in the background, or while somebody waits.
+#[derive(Debug)]
+pub struct TokioRuntime<const BACKGROUND: bool>(tokio::runtime::Runtime);
+
+impl<const BACKGROUND: bool> Executor for TokioRuntime<BACKGROUND> {
     type Runtime = Tokio;
 
-    fn start() -> OnTokio {
-        let mut builder = tokio::runtime::Builder::new_multi_thread();
+    fn start() -> Self {
+        let mut builder = match BACKGROUND {
+            true => tokio::runtime::Builder::new_multi_thread(),
+            false => tokio::runtime::Builder::new_current_thread(),
+        };
         builder
             .worker_threads(1)
             .thread_keep_alive(Duration::from_millis(100));
-        OnTokio(builder.enable_all().build().expect("a runtime"))
-    }
-
-    fn block_on<F: Future>(&self, future: F) -> F::Output {
-        self.0.block_on(future)
-    }
-}
-
-/// `weightd-tokio`, with everything in the one thread that waits.
-#[derive(Debug)]
-pub struct OnOneThread(tokio::runtime::Runtime);
-
-impl Executor for OnOneThread {
-    type Runtime = Tokio;
-
-    fn start() -> OnOneThread {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        OnOneThread(runtime.expect("a runtime"))
+        TokioRuntime(builder.enable_all().build().expect("a runtime"))
     }
 
     fn block_on<F: Future>(&self, future: F) -> F::Output {

@@ -2,7 +2,6 @@
 //!
 //! Descriptors and threads are counted for the whole process, so these tests take turns.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::pin::pin;
@@ -16,7 +15,8 @@ use weightd_blocking::asynchronous::{Loader, Publisher, Runtime};
 use weightd_blocking::request::request;
 use weightd_blocking::serve::serve;
 use weightd_blocking::{Binding, Contents, Endpoint, Filling, PublishFailed, Published};
-use weightd_core::content::{CheckpointId, Dtype, Generation, Key, Role};
+use weightd_core::content::{Dtype, Generation, Key};
+use weightd_core::fuzz::world;
 use weightd_core::machine::{AttachOptions, Limits, Mode, PublishError};
 use weightd_core::time::Span;
 use weightd_core::wire::Message;
@@ -216,31 +216,10 @@ impl<E: Executor> Site<E> {
 }
 
 fn key(processing: &str, files: Option<[u8; 32]>) -> Key {
-    Key {
-        checkpoint: CheckpointId {
-            bytes: 1,
-            files,
-            digest: None,
-        },
-        model_arch: "Llama".to_owned(),
-        tp_size: 1,
-        tp_rank: 0,
-        dtype: "auto".to_owned(),
-        quantization: String::new(),
-        quant_config_hash: None,
-        revision: String::new(),
-        engine_version: String::new(),
-        pp_size: 1,
-        pp_rank: 0,
-        role: Role::Target,
-        dp_size: 1,
-        dp_rank: 0,
-        enable_expert_parallel: false,
-        expert_placement_strategy: "linear".to_owned(),
-        layout: "checkpoint".to_owned(),
-        processing: processing.to_owned(),
-        extra: BTreeMap::new(),
-    }
+    let mut key = world::key(0);
+    key.checkpoint.files = files;
+    key.processing = processing.to_owned();
+    key
 }
 
 fn publish<R: Runtime>(

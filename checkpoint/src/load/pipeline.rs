@@ -3,7 +3,7 @@
 use super::path::Counters;
 use super::reader::Reader;
 use super::{DigestAlong, LoadError, LoadOptions, PathTaken, Progress};
-use crate::checksum::{Checksums, Rows as Summed};
+use crate::checksum::Checksums;
 use crate::digest::{CHUNK_BYTES, Hashes};
 use crate::plan::REGION;
 use crate::{CheckpointError, SourceFile};
@@ -223,25 +223,18 @@ impl Worker<'_> {
             width: width as usize,
             rows: from.rows as usize,
         };
-        let sum = |bytes: &[u8], pitch: u64| {
+        let sum = |source: &[u8], rows: &Rows| {
             if let Some(checksums) = self.pipeline.checksums.get(copy.rank as usize) {
-                let summed = Summed {
-                    at: copy.to,
-                    at_pitch: copy.to_pitch,
-                    bytes,
-                    pitch: pitch as usize,
-                    width: width as usize,
-                    rows: from.rows as usize,
-                };
-                checksums.add(REGION, summed);
+                checksums.add(REGION, source, rows);
             }
         };
         match copy.cast {
             None => {
-                sum(&self.lane.buffer()[start..], from.pitch);
+                let rows = rows(from.pitch);
+                sum(&self.lane.buffer()[start..], &rows);
                 match from.rows {
                     1 => self.lane.write(region, copy.to, start..start + width as usize)?,
-                    _ => self.lane.write_2d(region, start, rows(from.pitch))?,
+                    _ => self.lane.write_2d(region, start, rows)?,
                 }
             }
             Some(cast) => {
@@ -251,8 +244,9 @@ impl Worker<'_> {
                     let at = start + row * from.pitch as usize;
                     cast.apply(&read[at..at + from.width as usize], to);
                 }
-                sum(&self.cast, width);
-                region.write_2d(&self.cast, rows(width))?;
+                let rows = rows(width);
+                sum(&self.cast, &rows);
+                region.write_2d(&self.cast, rows)?;
             }
         }
         Ok(width * from.rows)

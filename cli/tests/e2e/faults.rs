@@ -8,8 +8,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::thread;
 use weightd_core::wire::Message;
 use weightd_core::wire::frame::{HEADER_BYTES, Header, MAJOR, MINOR};
@@ -91,13 +90,8 @@ fn a_launcher_with_few_descriptors_serves_or_says_so_in_a_line() {
     let (mut refused, mut served) = (0, 0);
     // With less, not even its libraries are loaded.
     for limit in 6..40 {
-        let mut command = Command::new("sh");
-        command
-            .args(["-c", &format!(r#"ulimit -n {limit}; exec "$0" "$@""#)])
-            .arg(plain.get_program())
-            .args(plain.get_args())
-            .env("WEIGHTD_SOCKET_DIR", site.dir());
-        let mut launcher = site.start(command);
+        let script = format!(r#"ulimit -n {limit}; exec "$0" "$@""#);
+        let mut launcher = site.start(run_by(&["sh", "-c", &script], &plain));
         if launcher.line().starts_with("READY ") {
             served += 1;
             site.attach_verified(&qwen, 2);
@@ -119,13 +113,7 @@ fn the_soft_limit_of_descriptors_limits_neither_daemons_nor_engines() {
     let (site, qwen) = (Site::new(), model("qwen3"));
     let limited = |subcommand, more: &[&str]| {
         let plain = site.on_model(subcommand, &qwen, 1, &[&["-dp", "32"], more].concat());
-        let mut command = Command::new("sh");
-        command
-            .args(["-c", r#"ulimit -Sn 48; exec "$0" "$@""#])
-            .arg(plain.get_program())
-            .args(plain.get_args())
-            .env("WEIGHTD_SOCKET_DIR", site.dir());
-        command
+        run_by(&["sh", "-c", r#"ulimit -Sn 48; exec "$0" "$@""#], &plain)
     };
     let mut launcher = site.start(limited("preload", &[]));
     launcher.ready();
@@ -140,15 +128,7 @@ fn the_soft_limit_of_descriptors_limits_neither_daemons_nor_engines() {
 
 /// A frame of another version.
 fn frame(message: impl Into<Message>, request: u32, [major, minor]: [u8; 2]) -> Vec<u8> {
-    let message = message.into();
-    let body = message.encode().unwrap();
-    let header = Header {
-        kind: message.kind(),
-        request,
-        body: body.len(),
-        descriptors: 0,
-    };
-    let mut bytes = [&header.encode()[..], &body].concat();
+    let mut bytes = message.into().frame(request, 0).unwrap();
     (bytes[VERSION[0]], bytes[VERSION[1]]) = (major, minor);
     bytes
 }
@@ -173,7 +153,7 @@ fn message(stream: &mut UnixStream) -> Option<(u32, Message)> {
 fn an_engine_of_the_next_minor_release_is_served_and_one_of_another_major_is_told() {
     let (site, qwen) = (Site::new(), model("qwen3"));
     let _launcher = site.preload(&qwen, 1, &[]);
-    let socket = PathBuf::from(site.status()[0]["socket"].as_str().unwrap());
+    let socket = site.socket();
     let next = [MAJOR, MINOR + 1];
 
     let mut engine = UnixStream::connect(&socket).unwrap();
@@ -213,7 +193,7 @@ fn an_engine_of_the_next_minor_release_is_served_and_one_of_another_major_is_tol
 fn a_daemon_of_the_next_minor_release_is_understood() {
     let (site, qwen) = (Site::new(), model("qwen3"));
     let _launcher = site.preload(&qwen, 1, &[]);
-    let socket = PathBuf::from(site.status()[0]["socket"].as_str().unwrap());
+    let socket = site.socket();
     // It answers as ours does, and says that it is newer.
     let newer = site.path().join("newer");
     fs::create_dir(&newer).unwrap();

@@ -13,26 +13,13 @@ use std::mem::MaybeUninit;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use weightd_core::wire::Message;
 use weightd_core::wire::frame::Header;
 use weightd_core::wire::message::{ErrorCode, GetActivity, GetMemory, Report, Watch};
 
-fn socket(site: &Site) -> PathBuf {
-    PathBuf::from(site.status()[0]["socket"].as_str().unwrap())
-}
-
 pub fn frame(message: impl Into<Message>) -> Vec<u8> {
-    let message = message.into();
-    let body = message.encode().unwrap();
-    let header = Header {
-        kind: message.kind(),
-        request: 1,
-        body: body.len(),
-        descriptors: 0,
-    };
-    [&header.encode()[..], &body].concat()
+    message.into().frame(1, 0).unwrap()
 }
 
 /// The start of a request with a body of 64 KiB and this many descriptors.
@@ -59,7 +46,7 @@ pub fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
 }
 
 /// What a process holds: descriptors, and resident memory in KiB.
-fn holds(pid: u32) -> (usize, u64) {
+pub fn holds(pid: u32) -> (usize, u64) {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
@@ -95,7 +82,7 @@ fn floods_of_every_kind_leave_nothing_behind() {
     let (site, qwen) = (Site::new(), model("qwen3"));
     let launcher = site.preload(&qwen, 1, &[]);
     let server = launcher.child("server");
-    let path = socket(&site);
+    let path = site.socket();
     let connect = || UnixStream::connect(&path).unwrap();
     let all = || (0..MANY).map(|_| connect()).collect::<Vec<_>>();
     let good = || site.attach_verified(&qwen, 1);
@@ -183,7 +170,7 @@ fn floods_of_every_kind_leave_nothing_behind() {
 fn no_flood_fills_the_log() {
     let (site, qwen) = (Site::new(), model("qwen3"));
     let launcher = site.preload(&qwen, 1, &[]);
-    let path = socket(&site);
+    let path = site.socket();
     let before = launcher.log().len();
     let garbage = "GET / HTTP/1.1\r\n\u{1b}[2Jforged\n".repeat(10);
     for _ in 0..3000 {
@@ -218,15 +205,10 @@ fn no_flood_fills_the_log() {
 fn good_clients_are_served_where_descriptors_of_others_fill_the_table() {
     let (site, qwen) = (Site::new(), model("qwen3"));
     let plain = site.on_model("preload", &qwen, 1, &[]);
-    let mut command = Command::new("sh");
-    command
-        .args(["-c", r#"ulimit -n 256; exec "$0" "$@""#])
-        .arg(plain.get_program())
-        .args(plain.get_args())
-        .env("WEIGHTD_SOCKET_DIR", site.dir());
-    let mut launcher = site.start(command);
+    let limited = run_by(&["sh", "-c", r#"ulimit -n 256; exec "$0" "$@""#], &plain);
+    let mut launcher = site.start(limited);
     launcher.ready();
-    let (server, path) = (launcher.child("server"), socket(&site));
+    let (server, path) = (launcher.child("server"), site.socket());
     let descriptor = fs::File::open("/dev/null").unwrap();
     let hoarders: Vec<UnixStream> = (0..100)
         .map(|_| {
@@ -323,7 +305,7 @@ fn publications_as_large_as_they_may_be_leave_nothing_behind() {
     expecting(of_model(&site, &qwen, 1).remove(0)).publish().unwrap();
     site.attach_verified(&qwen, 1);
     assert_eq!(launcher.child("server"), server);
-    let mut stream = UnixStream::connect(socket(&site)).unwrap();
+    let mut stream = UnixStream::connect(site.socket()).unwrap();
     stream.write_all(&frame(GetMemory {})).unwrap();
     assert!(stream.read(&mut [0; 64]).unwrap() > 0);
 }

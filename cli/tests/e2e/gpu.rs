@@ -5,7 +5,7 @@ use crate::checkpoints::*;
 use crate::engine::*;
 use crate::harness::*;
 use rustix::process::Signal;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -56,10 +56,6 @@ fn open() -> (Device, weightd_gpu::Opened) {
 fn first_bytes(touch: &Touch, weights: &Weights) -> Vec<u8> {
     let places: Vec<_> = weights.tensors().map(|tensor| tensor.place().unwrap()).collect();
     touch.read(&places).unwrap()
-}
-
-fn socket(site: &Site) -> PathBuf {
-    PathBuf::from(site.status()[0]["socket"].as_str().unwrap())
 }
 
 #[test]
@@ -244,7 +240,7 @@ fn two_engines_map_and_one_copies_and_each_is_right_after_the_release() {
         mode: Mode::Copy,
         ..AttachOptions::new(our_uid().unwrap())
     };
-    let copied = loader(&socket(&site), options, key(&model, 1)).attach().unwrap();
+    let copied = loader(&site.socket(), options, key(&model, 1)).attach().unwrap();
     assert!(
         matches!(copied, Loaded::Copied { released: true, .. }),
         "{copied:?}"
@@ -270,7 +266,7 @@ fn cycles_of_attach_and_detach_leave_memory_and_descriptors_flat() {
     let (_device, _opened) = open();
     let (site, model) = (Site::on("cuda"), model("llama"));
     let _launcher = site.preload(&model, 1, &[]);
-    let (socket, key) = (socket(&site), key(&model, 1));
+    let (socket, key) = (site.socket(), key(&model, 1));
     let cycle = || drop(attach_at(&socket, &key));
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     cycle();

@@ -18,7 +18,7 @@ fn serve(site: &Site, more: &[&str]) -> (Running, PathBuf, Device) {
     let device = Device::cuda().expect("an NVIDIA GPU")[0];
     let mut serve = site.start(site.weightd(&[&["serve"], more].concat()));
     assert!(serve.line().starts_with("SERVING"), "{}", serve.log());
-    let socket = PathBuf::from(site.status()[0]["socket"].as_str().unwrap());
+    let socket = site.socket();
     (serve, socket, device)
 }
 

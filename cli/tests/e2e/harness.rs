@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, sleep};
@@ -127,6 +127,12 @@ impl Site {
     #[track_caller]
     pub fn status(&self) -> Vec<Value> {
         self.json(&["status", "--json"])
+    }
+
+    /// The socket of the first daemon.
+    #[track_caller]
+    pub fn socket(&self) -> PathBuf {
+        PathBuf::from(self.status()[0]["socket"].as_str().unwrap())
     }
 
     /// The generation of each daemon.
@@ -371,6 +377,16 @@ impl Drop for Running {
     }
 }
 
+impl From<Output> for Ran {
+    fn from(output: Output) -> Ran {
+        Ran {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
 impl Ran {
     /// The one line of error; the command must have failed with this code.
     #[track_caller]
@@ -382,12 +398,23 @@ impl Ran {
 
 /// Runs a command to its end.
 pub fn finish(mut command: Command) -> Ran {
-    let output = command.output().unwrap();
-    Ran {
-        code: output.status.code(),
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
+    command.output().unwrap().into()
+}
+
+/// These words, and behind them `command`, which they run with its arguments and in its environment.
+pub fn run_by(words: &[&str], command: &Command) -> Command {
+    let mut by = Command::new(words[0]);
+    by.args(&words[1..])
+        .arg(command.get_program())
+        .args(command.get_args())
+        .stdin(Stdio::null());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => by.env(name, value),
+            None => by.env_remove(name),
+        };
     }
+    by
 }
 
 #[track_caller]

@@ -281,24 +281,10 @@ fn linked(files: &Path, to: &Path) -> PathBuf {
 /// Runs a command in mounts of its own, after this was done there; `None` where that is not allowed.
 fn in_namespace(prepare: &str, command: Command) -> Option<Ran> {
     const NOT_ALLOWED: i32 = 99;
-    let mut unshare = Command::new("unshare");
-    unshare.args(["--mount", "sh", "-c"]);
-    unshare
-        .arg(format!("{{ {prepare}; }} || exit {NOT_ALLOWED}; exec \"$@\""))
-        .arg("sh");
-    unshare.arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => unshare.env(name, value),
-            None => unshare.env_remove(name),
-        };
-    }
+    let script = format!("{{ {prepare}; }} || exit {NOT_ALLOWED}; exec \"$0\" \"$@\"");
+    let mut unshare = run_by(&["unshare", "--mount", "sh", "-c", &script], &command);
     let output = unshare.output().ok()?;
     // `unshare` itself says 1 where it is not allowed, and then the command said nothing.
     let refused = output.status.code() == Some(NOT_ALLOWED) || output.stderr.starts_with(b"unshare:");
-    (!refused).then(|| Ran {
-        code: output.status.code(),
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
-    })
+    (!refused).then(|| output.into())
 }

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::fs::File;
 use std::io::{Read, pipe};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 #[test]
 fn json_lines_carry_rank_and_role_wherever_they_are_about_a_daemon() {
@@ -105,19 +105,7 @@ fn a_stderr_that_is_closed_full_or_read_by_nobody_stops_nothing() {
         match way {
             "closed" => {
                 // The shell's way; what opens next takes the number.
-                let mut shell = Command::new("sh");
-                shell
-                    .args(["-c", r#"exec "$0" "$@" 2>&-"#])
-                    .arg(command.get_program())
-                    .args(command.get_args());
-                for (name, value) in command.get_envs() {
-                    match value {
-                        Some(value) => shell.env(name, value),
-                        None => shell.env_remove(name),
-                    };
-                }
-                shell.stdin(Stdio::null());
-                command = shell;
+                command = run_by(&["sh", "-c", r#"exec "$0" "$@" 2>&-"#], &command);
             }
             "full" => drop(command.stderr(File::options().write(true).open("/dev/full").unwrap())),
             _ => {

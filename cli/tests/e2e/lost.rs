@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use weightd_blocking::channel::Channel;
 use weightd_blocking::request::request;
@@ -63,15 +63,7 @@ fn probe(content: ContentInfo, device_uuid: DeviceUuid, descriptors: &[OwnedFd])
         device_uuid,
         content,
     };
-    let message = Message::from(state);
-    let body = message.encode().unwrap();
-    let header = Header {
-        kind: message.kind(),
-        request: 1,
-        body: body.len(),
-        descriptors: descriptors.len(),
-    };
-    let bytes = [&header.encode()[..], &body].concat();
+    let bytes = Message::from(state).frame(1, descriptors.len()).unwrap();
     let descriptors: Vec<_> = descriptors.iter().map(std::os::fd::AsFd::as_fd).collect();
     assert_eq!(send(&ours, &bytes, &descriptors).unwrap(), bytes.len());
     let mut command = Command::new(env!("CARGO_BIN_EXE_weightd"));
@@ -126,7 +118,7 @@ fn an_engine_that_cannot_import_for_reasons_of_its_own_changes_nothing() {
     wait_until("the loader is gone", || launcher.children("loader").is_empty());
     let generation = |status: &Value| status["generation"].as_str().unwrap().to_owned();
     let before = generation(&site.status()[0]);
-    let socket = PathBuf::from(site.status()[0]["socket"].as_str().unwrap());
+    let socket = site.socket();
     let report = Report {
         daemon: 0,
         generation: before.parse().unwrap(),

@@ -117,14 +117,7 @@ impl Publication {
     pub fn say(&self, part: f64) -> OwnedFd {
         let (connection, _) = connect(&self.socket).unwrap();
         let message = Message::from(self.publish.clone());
-        let body = message.encode().unwrap();
-        let header = Header {
-            kind: message.kind(),
-            request: 1,
-            body: body.len(),
-            descriptors: self.descriptors.len(),
-        };
-        let bytes = [&header.encode()[..], &body].concat();
+        let bytes = message.frame(1, self.descriptors.len()).unwrap();
         let bytes = &bytes[..(part * bytes.len() as f64) as usize];
         let descriptors: Vec<_> = self.descriptors.iter().map(AsFd::as_fd).collect();
         assert_eq!(send(&connection, bytes, &descriptors).unwrap(), bytes.len());

@@ -188,7 +188,7 @@ fn a_socket_that_is_replaced_is_put_back_and_a_directory_that_is_replaced_by_a_l
 fn a_name_that_another_took_meanwhile_is_left_to_it() {
     let (site, model) = (Site::new(), model("qwen3"));
     let mut launcher = site.preload(&model, 1, &[]);
-    let socket = PathBuf::from(site.status()[0]["socket"].as_str().unwrap());
+    let socket = site.socket();
     let other = site.path().join("other");
     fs::create_dir(&other).unwrap();
     let name = socket.file_name().unwrap();

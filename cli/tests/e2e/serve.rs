@@ -338,7 +338,7 @@ fn what_a_device_lost_waits_for_a_publisher() {
     broken.descriptors[1] = region;
     broken.publish.content.regions[0].bytes = 4096;
     let broken = broken.publish().unwrap();
-    let socket = PathBuf::from(site.status()[0]["socket"].as_str().unwrap());
+    let socket = site.socket();
     let report = Report {
         daemon: 0,
         generation: broken,

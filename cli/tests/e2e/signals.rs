@@ -3,7 +3,6 @@
 use crate::checkpoints::*;
 use crate::harness::*;
 use rustix::process::Signal;
-use std::process::Command;
 
 fn ends_with(which: Signal, code: i32) {
     let (site, model) = (Site::new(), model("qwen3"));
@@ -34,13 +33,8 @@ fn a_hang_up_leaves_nothing_and_exits_with_129() {
 fn a_hang_up_is_ignored_under_nohup() {
     let (site, model) = (Site::new(), model("qwen3"));
     let plain = site.on_model("preload", &model, 1, &[]);
-    let mut command = Command::new("sh");
-    command
-        .args(["-c", r#"trap "" HUP; exec "$0" "$@""#])
-        .arg(plain.get_program())
-        .args(plain.get_args())
-        .env("WEIGHTD_SOCKET_DIR", site.dir());
-    let mut launcher = site.start(command);
+    let nohup = run_by(&["sh", "-c", r#"trap "" HUP; exec "$0" "$@""#], &plain);
+    let mut launcher = site.start(nohup);
     launcher.ready();
     launcher.signal(Signal::HUP);
     site.attach_verified(&model, 1);

@@ -114,12 +114,12 @@ fn an_engine_that_waits_may_come_before_the_socket_directory() {
 fn a_server_that_has_not_noticed_yet_that_its_launcher_was_killed_is_waited_for() {
     let (site, model) = (Site::new(), model("llama"));
     let mut launcher = site.preload(&model, 1, &[]);
-    let socket = site.status()[0]["socket"].as_str().unwrap().to_owned();
+    let socket = site.socket();
     launcher.signal(Signal::INT);
     assert_eq!(launcher.code(), 130);
 
     // What such a server has, and says.
-    let lock = Lock::acquire(Path::new(&socket)).unwrap();
+    let lock = Lock::acquire(&socket).unwrap();
     let control = site.dir().join("weightd-control_00000000000000ff.sock");
     let owner = Owner {
         control: control.file_name().unwrap().to_str().unwrap().to_owned(),

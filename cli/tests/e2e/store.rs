@@ -56,17 +56,7 @@ impl Manager {
     pub fn start(&self, site: &Site, launcher: &Command) -> Running {
         let kept = self.state.kept.lock().unwrap();
         // The numbers and the process id are what sd_listen_fds(3) tells them to be.
-        let mut command = Command::new("sh");
-        command
-            .args(["-c", r#"LISTEN_PID=$$ exec "$0" "$@""#])
-            .arg(launcher.get_program());
-        command.args(launcher.get_args());
-        for (name, value) in launcher.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
+        let mut command = run_by(&["sh", "-c", r#"LISTEN_PID=$$ exec "$0" "$@""#], launcher);
         let names: Vec<&str> = kept.iter().map(|(name, _)| name.as_str()).collect();
         let mappings = (3..).zip(kept.iter()).map(|(child_fd, (_, fd))| FdMapping {
             parent_fd: fd.try_clone().unwrap(),
@@ -432,7 +422,7 @@ fn a_server_that_was_never_led_does_not_cost_what_the_manager_keeps() {
     manager.has_all(1);
     launcher.has_loaded();
     let before = site.generations();
-    let socket = PathBuf::from(site.status()[0]["socket"].as_str().unwrap());
+    let socket = site.socket();
     let control = site.dir().join(read_owner(&socket).unwrap().control);
     kill_both(&mut launcher);
     let mut never_led = never_led(&control);

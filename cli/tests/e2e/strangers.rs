@@ -69,7 +69,7 @@ fn a_daemon_refuses_an_engine_of_another_user_and_says_so() {
     }
     let (site, qwen) = (Site::new(), model("qwen3"));
     let _launcher = site.preload(&qwen, 1, &[]);
-    let socket = PathBuf::from(site.status()[0]["socket"].as_str().unwrap());
+    let socket = site.socket();
     // As if an operator had opened both.
     fs::set_permissions(site.dir(), fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
@@ -101,7 +101,7 @@ fn an_engine_refuses_a_daemon_of_another_user() {
     }
     let (site, qwen) = (Site::new(), model("qwen3"));
     let mut launcher = site.preload(&qwen, 1, &[]);
-    let socket = PathBuf::from(site.status()[0]["socket"].as_str().unwrap());
+    let socket = site.socket();
     launcher.signal(rustix::process::Signal::INT);
     assert_eq!(launcher.code(), 130);
     fs::set_permissions(site.dir(), fs::Permissions::from_mode(0o777)).unwrap();

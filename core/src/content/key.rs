@@ -185,39 +185,15 @@ impl Key {
 mod tests {
     use super::*;
 
-    pub(crate) fn key() -> Key {
-        Key {
-            checkpoint: CheckpointId {
-                bytes: 10,
-                files: Some([1; 32]),
-                digest: None,
-            },
-            model_arch: "LlamaForCausalLM".into(),
-            tp_size: 2,
-            tp_rank: 0,
-            dtype: "auto".into(),
-            quantization: String::new(),
-            quant_config_hash: None,
-            revision: String::new(),
-            engine_version: String::new(),
-            pp_size: 1,
-            pp_rank: 0,
-            role: Role::Target,
-            dp_size: 1,
-            dp_rank: 0,
-            enable_expert_parallel: false,
-            expert_placement_strategy: "linear".into(),
-            layout: "checkpoint".into(),
-            processing: "stored".into(),
-            extra: BTreeMap::new(),
-        }
+    fn key() -> Key {
+        crate::fuzz::world::key(0)
     }
 
     #[test]
     fn each_field_alone_makes_a_mismatch_that_names_it() {
         type Change = (&'static str, fn(&mut Key));
         let changes: &[Change] = &[
-            ("checkpoint", |k| k.checkpoint.bytes = 11),
+            ("checkpoint", |k| k.checkpoint.bytes += 1),
             ("model_arch", |k| k.model_arch.push('x')),
             ("tp_size", |k| k.tp_size = 4),
             ("tp_rank", |k| k.tp_rank = 1),
@@ -290,12 +266,12 @@ mod tests {
     #[test]
     fn a_key_is_misplaced_by_its_shard_and_role_and_by_nothing_else() {
         let mut other = key();
-        other.checkpoint.bytes = 11;
+        other.checkpoint.bytes += 1;
         other.dtype = "float16".into();
         other.processing = "packed".into();
         other.extra.insert("role".into(), "else".into());
         assert_eq!(key().misplaced(&other), [""; 0]);
-        other.checkpoint.bytes = 10;
+        other.checkpoint.bytes -= 1;
         other.checkpoint.files = None;
         assert_eq!(key().misplaced(&other), [""; 0]);
         (other.tp_size, other.tp_rank, other.pp_size, other.pp_rank) = (3, 2, 4, 3);

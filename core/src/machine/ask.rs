@@ -5,7 +5,7 @@ use super::reap::Bundle;
 use super::{Exchange, Outgoing};
 use crate::peer::{Facts, Peer};
 use crate::time::{Now, Span};
-use crate::wire::message::{ErrorCode, Message, MessageError};
+use crate::wire::message::{ErrorCode, Failure, Message, MessageError};
 use thiserror::Error;
 
 /// Why a question got no answer.
@@ -36,6 +36,15 @@ pub enum AskError {
     /// No answer came in time.
     #[error("no answer within {0} s; see the daemon's log")]
     Timeout(u64),
+}
+
+impl AskError {
+    pub(super) fn of(failure: Failure) -> AskError {
+        AskError::Failed {
+            code: ErrorCode::from_number(failure.code),
+            why: failure.message,
+        }
+    }
 }
 
 /// See the module. The driver has made the connection already.
@@ -124,10 +133,7 @@ impl<F> Exchange<F> for Ask<F> {
             Ok(None) => return,
             Err(error) => Err(AskError::Malformed(error.to_string())),
             Ok(Some(frame)) => match Message::decode(frame.kind, &frame.body) {
-                Ok(Message::Failure(failure)) => Err(AskError::Failed {
-                    code: ErrorCode::from_number(failure.code),
-                    why: failure.message,
-                }),
+                Ok(Message::Failure(failure)) => Err(AskError::of(failure)),
                 Ok(message) => Ok(message),
                 Err(error) => Err(AskError::Malformed(error.to_string())),
             },

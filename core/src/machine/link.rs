@@ -5,7 +5,7 @@ use super::contain::faults;
 use super::reap::Bundle;
 use crate::peer::Facts;
 use crate::wire::message::{ErrorCode, Failure, Message, MessageError};
-use crate::wire::{Decoder, Frame, FrameError, Header};
+use crate::wire::{Decoder, Frame, FrameError};
 use std::collections::VecDeque;
 
 /// What to send next on a connection.
@@ -74,12 +74,11 @@ impl<F> Link<F> {
         message: impl Into<Message>,
         descriptors: Option<Bundle<F>>,
     ) -> Result<u32, MessageError> {
-        let message = message.into();
-        let body = message.encode()?;
         // 0 stands for the connection as a whole.
-        self.next_request = self.next_request.checked_add(1).unwrap_or(1);
-        self.queue(message.kind(), self.next_request, &body, descriptors);
-        Ok(self.next_request)
+        let request = self.next_request.checked_add(1).unwrap_or(1);
+        self.queue(request, &message.into(), descriptors)?;
+        self.next_request = request;
+        Ok(request)
     }
 
     /// Queues the answer to `request`.
@@ -89,27 +88,24 @@ impl<F> Link<F> {
     pub fn send(&mut self, request: u32, message: &Message, descriptors: Option<Bundle<F>>) {
         #[cfg(any(test, feature = "faults"))]
         faults::point(faults::WHEN_ANSWERED, request);
-        match message.encode() {
-            Ok(body) => self.queue(message.kind(), request, &body, descriptors),
-            Err(error) => self.fail(request, ErrorCode::Malformed, false, error.to_string()),
+        if let Err(error) = self.queue(request, message, descriptors) {
+            self.fail(request, ErrorCode::Malformed, false, error.to_string());
         }
     }
 
-    fn queue(&mut self, kind: u16, request: u32, body: &[u8], descriptors: Option<Bundle<F>>) {
+    fn queue(
+        &mut self,
+        request: u32,
+        message: &Message,
+        descriptors: Option<Bundle<F>>,
+    ) -> Result<(), MessageError> {
         let count = descriptors.as_ref().map_or(0, |bundle| bundle.len());
-        let header = Header {
-            kind,
-            request,
-            body: body.len(),
-            descriptors: count,
-        };
-        let mut bytes = header.encode().to_vec();
-        bytes.extend_from_slice(body);
         self.outgoing.push_back(Queued {
-            bytes,
+            bytes: message.frame(request, count)?,
             sent: 0,
             descriptors,
         });
+        Ok(())
     }
 
     /// Queues a failure as the answer to `request`.
@@ -126,8 +122,8 @@ impl<F> Link<F> {
             retryable,
             message,
         });
-        let body = failure.encode().expect("a failure of this length fits a frame");
-        self.queue(failure.kind(), request, &body, None);
+        self.queue(request, &failure, None)
+            .expect("a failure of this length fits a frame");
     }
 
     pub fn outgoing(&self) -> Option<Outgoing<'_, F>> {

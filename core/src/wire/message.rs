@@ -12,7 +12,7 @@ pub use activity::{
 };
 pub use confinement::Confinement;
 
-use super::frame::MAX_BODY;
+use super::frame::{Header, MAX_BODY};
 use crate::content::manifest::Region;
 use crate::content::{DeviceUuid, Generation, HandleKind, Key, Manifest};
 use speedy::{Endianness, Readable, Writable};
@@ -40,6 +40,16 @@ pub enum MessageError {
     },
 }
 
+impl MessageError {
+    /// What whoever sent the body is told.
+    pub(crate) fn code(&self) -> ErrorCode {
+        match self {
+            MessageError::UnknownKind(_) => ErrorCode::UnknownCommand,
+            MessageError::TooLong { .. } | MessageError::Malformed { .. } => ErrorCode::Malformed,
+        }
+    }
+}
+
 macro_rules! messages {
     ($($(#[$doc:meta])* $number:literal $name:ident),* $(,)?) => {
         /// Every message, by kind.
@@ -65,6 +75,18 @@ macro_rules! messages {
             /// The body.
             pub fn encode(&self) -> Result<Vec<u8>, MessageError> {
                 match self { $(Message::$name(body) => write(stringify!($name), body),)* }
+            }
+
+            /// The bytes of its frame, which owns so many descriptors.
+            pub fn frame(&self, request: u32, descriptors: usize) -> Result<Vec<u8>, MessageError> {
+                let body = self.encode()?;
+                let header = Header {
+                    kind: self.kind(),
+                    request,
+                    body: body.len(),
+                    descriptors,
+                };
+                Ok([&header.encode()[..], &body].concat())
             }
 
             /// Reads the body of a message of this kind.

@@ -7,7 +7,7 @@ use weightd_core::content::{Comparison, Generation, HandleKind};
 use weightd_core::machine::{AskError, AttachOptions, Origin, Outcome, ServerEvent, VaultEvent};
 use weightd_core::peer::{Facts, FileKind, Peer};
 use weightd_core::wire::message::{
-    self, Adopted, Control, DaemonInfo, Define, ErrorCode, Expects, GetState, Holds, Lead, Message, Publish,
+    self, Adopted, Control, DaemonInfo, Define, ErrorCode, Expects, Holds, Lead, Message, Publish,
     RegionInfo, Release,
 };
 
@@ -148,11 +148,12 @@ fn a_server_hands_on_what_armed_it_message_for_message() {
         let info = info(daemon, false);
         assert_eq!(heard[1 + daemon as usize], Define { daemon, info, holds }.into());
         let publish = Publish {
-            daemon,
             generation: Some(generation(u64::from(daemon) + 1)),
-            expects: Expects::Empty,
-            key: key(daemon),
-            content: content(64, &[1000 * (u64::from(daemon) + 1)]),
+            ..publication(
+                daemon,
+                Expects::Empty,
+                content(64, &[1000 * (u64::from(daemon) + 1)]),
+            )
         };
         assert_eq!(heard[3 + daemon as usize], publish.into());
     }
@@ -352,11 +353,8 @@ fn a_server_that_was_armed_in_part_is_adopted_and_survives_who_adopts_it() {
         world.say(leader, Define { daemon, info, holds }, vec![lock, listener]);
     }
     let publish = Publish {
-        daemon: 0,
         generation: Some(generation(1)),
-        expects: Expects::Empty,
-        key: key(0),
-        content: content(64, &[1000]),
+        ..publication(0, Expects::Empty, content(64, &[1000]))
     };
     let descriptors = vec![world.ledger.memory(64), world.ledger.memory(1000)];
     world.say(leader, publish, descriptors);
@@ -384,19 +382,14 @@ fn memory_of_a_publisher_that_is_gone_is_lost_to_whoever_adopts() {
     world.start_vault(false);
     world.start_server();
     world.load();
-    let legacy = Publish {
-        daemon: 1,
-        generation: None,
-        expects: Expects::Generation(generation(2)),
-        key: key(1),
-        content: message::ContentInfo {
-            regions: vec![RegionInfo {
-                handle: HandleKind::CudaIpc,
-                bytes: 9,
-            }],
-            ..content(64, &[])
-        },
+    let content = message::ContentInfo {
+        regions: vec![RegionInfo {
+            handle: HandleKind::CudaIpc,
+            bytes: 9,
+        }],
+        ..content(64, &[])
     };
+    let legacy = publication(1, Expects::Generation(generation(2)), content);
     world.run();
     let manifest = world.ledger.memory(64);
     world.loader.as_mut().unwrap().publish(legacy, vec![manifest]);
@@ -408,14 +401,7 @@ fn memory_of_a_publisher_that_is_gone_is_lost_to_whoever_adopts() {
         Some(Holds::Lost(generation(3)))
     );
     let raw = world.raw(1);
-    world.say(
-        raw,
-        GetState {
-            key: key(1),
-            is_reload: false,
-        },
-        vec![],
-    );
+    world.say(raw, get_state_of(1), vec![]);
     world.run();
     assert!(matches!(&world.heard(raw)[..], [Message::Failure(failure)]
         if failure.code == ErrorCode::Lost.number()));

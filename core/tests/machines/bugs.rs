@@ -10,7 +10,7 @@ use weightd_core::peer::{Facts, FileKind, Peer};
 use weightd_core::time::Now;
 use weightd_core::wire::message::{
     Activity, DaemonStatus, Defined, ErrorCode, Expects, Failure, GetActivity, GetMemory, GetState,
-    GetStatus, Holds, Leading, Message, Progress, Publish, Published, Release, Report, Watch,
+    GetStatus, Holds, Leading, Message, Progress, Published, Release, Report, Watch,
 };
 
 const FIRST: Generation = Generation {
@@ -18,20 +18,19 @@ const FIRST: Generation = Generation {
     number: 1,
 };
 
-fn get_state(rank: u32) -> Message {
-    let is_reload = true;
-    GetState {
-        key: key(rank),
-        is_reload,
-    }
-    .into()
+fn reload(rank: u32) -> Message {
+    let request = GetState {
+        is_reload: true,
+        ..get_state_of(rank)
+    };
+    request.into()
 }
 
 /// Everything that may be asked of a daemon and changes something there, or only reads.
 fn requests() -> Vec<Message> {
     vec![
-        get_state(0),
-        get_state(1),
+        reload(0),
+        reload(1),
         Watch {
             generation: Some(FIRST),
         }
@@ -127,13 +126,7 @@ fn a_request_that_panics_ends_its_connection_and_counts_for_nothing() {
 fn what_came_with_a_request_that_panics_is_discarded() {
     let mut world = World::ready();
     let open = world.ledger.open_in_all();
-    let publish = Publish {
-        daemon: 0,
-        generation: None,
-        expects: Expects::Generation(FIRST),
-        key: key(0),
-        content: content(64, &[10]),
-    };
+    let publish = publication(0, Expects::Generation(FIRST), content(64, &[10]));
     let raw = world.raw(0);
     let descriptors = vec![world.ledger.memory(64), world.ledger.memory(10)];
     world.send(raw, &frame(&publish.into(), AT_ONCE, 2), descriptors);
@@ -261,13 +254,7 @@ impl Alone {
     }
 
     fn publishes(&mut self, request: u32) {
-        let publish = Publish {
-            daemon: 0,
-            generation: None,
-            expects: Expects::Empty,
-            key: key(0),
-            content: content(64, &[10]),
-        };
+        let publish = publication(0, Expects::Empty, content(64, &[10]));
         self.hears(self.loader, &publish.into(), request, &[64, 10]);
     }
 }

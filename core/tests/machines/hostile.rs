@@ -310,13 +310,7 @@ fn a_key_that_no_frame_can_carry_is_the_engines_own_error() {
 fn publishing_on_a_daemons_socket_is_refused() {
     let mut world = World::ready();
     let raw = world.raw(0);
-    let publish = Publish {
-        daemon: 0,
-        generation: None,
-        expects: Expects::Empty,
-        key: key(0),
-        content: content(64, &[]),
-    };
+    let publish = publication(0, Expects::Empty, content(64, &[]));
     world.say(raw, publish, vec![]);
     world.run();
     assert_eq!(code(&world.heard(raw)), ErrorCode::NotAllowed);
@@ -328,14 +322,7 @@ fn a_foreign_user_and_the_overflow_user_are_refused_by_the_daemon() {
     let mut world = World::ready();
     for uid in [UID + 1, 0, OVERFLOW_UID] {
         let raw = world.raw_as(Origin::Daemon(0), Peer { pid: 60, uid });
-        world.say(
-            raw,
-            GetState {
-                key: key(0),
-                is_reload: false,
-            },
-            vec![],
-        );
+        world.say(raw, get_state_of(0), vec![]);
         world.run();
         assert_eq!(code(&world.heard(raw)), ErrorCode::RefusedPeer);
         assert!(world.raws[&raw].ended);
@@ -440,18 +427,7 @@ fn a_vault_does_not_believe_a_loader() {
         let open = world.ledger.open_in_all();
         let loader = world.raw_as(Origin::Loader, Peer { pid: 30, uid: UID });
         let (content, descriptors) = lies(&world, lie);
-        let (expects, generation) = (Expects::Empty, None);
-        world.say(
-            loader,
-            Publish {
-                daemon: 0,
-                generation,
-                expects,
-                key: key(0),
-                content,
-            },
-            descriptors,
-        );
+        world.say(loader, publication(0, Expects::Empty, content), descriptors);
         world.run();
         assert_eq!(code(&world.heard(loader)), ErrorCode::BadDescriptors, "lie {lie}");
         assert_eq!(world.ledger.open_in_all(), open, "lie {lie}: nothing is kept");
@@ -487,13 +463,9 @@ fn a_server_does_not_believe_a_vault() {
         world.heard(leader);
         let open = world.ledger.open_in_all();
         let (content, descriptors) = lies(&world, lie);
-        let generation = Some(Generation { epoch: 1, number: 1 });
         let publish = Publish {
-            daemon: 0,
-            generation,
-            expects: Expects::Empty,
-            key: key(0),
-            content,
+            generation: Some(Generation { epoch: 1, number: 1 }),
+            ..publication(0, Expects::Empty, content)
         };
         world.say(leader, publish, descriptors);
         world.run();
@@ -545,15 +517,7 @@ fn an_engine_does_not_believe_a_daemon() {
 
 #[test]
 fn a_client_that_vanishes_at_any_byte_leaves_nothing_behind() {
-    let request = frame(
-        &GetState {
-            key: key(0),
-            is_reload: false,
-        }
-        .into(),
-        1,
-        0,
-    );
+    let request = frame(&get_state_of(0).into(), 1, 0);
     for cut in 0..=request.len() {
         let mut world = World::ready();
         let open = world.ledger.open_in_all();

@@ -23,11 +23,8 @@ fn what_a_server_says_that_is_no_inheritance_is_refused() {
         holds: Holds::Content(generation(1)),
     };
     let publish = |daemon, number| Publish {
-        daemon,
         generation: Some(generation(number)),
-        expects: Expects::Empty,
-        key: key(daemon),
-        content: content(64, &[10]),
+        ..publication(daemon, Expects::Empty, content(64, &[10]))
     };
     type Says = Vec<(Message, &'static str)>;
     let cases: Vec<(Says, &str)> = vec![

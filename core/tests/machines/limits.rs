@@ -5,7 +5,7 @@ use weightd_core::content::Generation;
 use weightd_core::machine::{AttachOptions, Limits, Machine, Origin, Outcome, ServerEvent};
 use weightd_core::peer::Peer;
 use weightd_core::time::Span;
-use weightd_core::wire::message::{ErrorCode, GetMemory, GetState, Message, Release, Watch};
+use weightd_core::wire::message::{ErrorCode, GetMemory, Message, Release, Watch};
 
 fn code(heard: &[Message]) -> ErrorCode {
     match heard {
@@ -169,14 +169,7 @@ fn content_is_sent_on_one_connection_a_few_times_only() {
     let mut world = World::ready();
     let raw = world.raw(0);
     for _ in 0..9 {
-        world.say(
-            raw,
-            GetState {
-                key: key(0),
-                is_reload: false,
-            },
-            vec![],
-        );
+        world.say(raw, get_state_of(0), vec![]);
     }
     world.run();
     let heard = world.heard(raw);

@@ -12,7 +12,7 @@ use weightd_core::time::{Now, Span};
 use weightd_core::wire::Header;
 use weightd_core::wire::message::{
     ContentInfo, DaemonId, ErrorCode, Expects, GetMemory, GetState, GetStatus, Holds, Lead, Lost, Memory,
-    Message, Publish, RegionInfo, Release, Released, Report, State, Watching,
+    Message, RegionInfo, Release, Released, Report, State, Watching,
 };
 
 fn generation(number: u64) -> Generation {
@@ -208,17 +208,15 @@ fn publisher(world: &mut World, handle: HandleKind, daemons: &[DaemonId]) -> usi
         if handle != HandleKind::CudaIpc {
             descriptors.push(world.ledger.memory(bytes));
         }
-        let publish = Publish {
-            daemon,
-            generation: None,
-            expects: Expects::Empty,
-            key: key(daemon),
-            content: ContentInfo {
-                regions: vec![RegionInfo { handle, bytes }],
-                ..content(64, &[])
-            },
+        let content = ContentInfo {
+            regions: vec![RegionInfo { handle, bytes }],
+            ..content(64, &[])
         };
-        world.say(publisher, publish, descriptors);
+        world.say(
+            publisher,
+            publication(daemon, Expects::Empty, content),
+            descriptors,
+        );
     }
     world.run();
     publisher

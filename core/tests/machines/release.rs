@@ -5,7 +5,7 @@ use crate::world::*;
 use weightd_core::content::Generation;
 use weightd_core::machine::{AttachError, AttachOptions, ServerEvent, VaultEvent};
 use weightd_core::time::Span;
-use weightd_core::wire::message::{ErrorCode, Expects, GetMemory, GetState, Message, Release};
+use weightd_core::wire::message::{ErrorCode, Expects, GetMemory, Message, Release};
 
 fn generation(number: u64) -> Generation {
     Generation { epoch: EPOCH, number }
@@ -140,14 +140,7 @@ fn no_release_refuses_it() {
     let raw = world.raw(0);
     release(&mut world, raw, None);
     assert_eq!(code(&world.heard(raw)), ErrorCode::NotAllowed);
-    world.say(
-        raw,
-        GetState {
-            key: key(0),
-            is_reload: false,
-        },
-        vec![],
-    );
+    world.say(raw, get_state_of(0), vec![]);
     world.run();
     assert!(matches!(world.heard(raw)[..], [Message::State(_)]));
     world.finish();
@@ -190,14 +183,7 @@ fn a_release_waits_for_a_reply_that_still_carries_the_content_until_its_reader_i
         world.capacity = 200_000;
         world.raws.get_mut(&reader).unwrap().deaf = true;
         world.say(reader, GetMemory {}, vec![]);
-        world.say(
-            reader,
-            GetState {
-                key: key(0),
-                is_reload: false,
-            },
-            vec![],
-        );
+        world.say(reader, get_state_of(0), vec![]);
         world.run();
         let raw = world.raw(0);
         release(&mut world, raw, None);
@@ -221,14 +207,7 @@ fn a_release_waits_for_a_reply_that_still_carries_the_content_until_its_reader_i
 fn a_state_that_was_queued_before_a_release_is_whole() {
     let (mut world, file) = loaded();
     let reader = world.raw(0);
-    world.say(
-        reader,
-        GetState {
-            key: key(0),
-            is_reload: false,
-        },
-        vec![],
-    );
+    world.say(reader, get_state_of(0), vec![]);
     let raw = world.release(0);
     let frames = std::mem::take(&mut world.raws.get_mut(&reader).unwrap().heard);
     assert_eq!(frames[0].descriptors.len(), 2);

@@ -6,8 +6,8 @@ use weightd_core::machine::{AttachOptions, Origin, Outcome, ServerEvent, VaultEv
 use weightd_core::peer::{Facts, FileKind, Peer};
 use weightd_core::time::Span;
 use weightd_core::wire::message::{
-    Define, ErrorCode, Expects, Failure, GetState, GetStatus, Holds, Lead, Leading, Message, Publish, Report,
-    Reported, Stop,
+    Define, ErrorCode, Expects, Failure, GetStatus, Holds, Lead, Leading, Message, Publish, Report, Reported,
+    Stop,
 };
 
 fn generation(number: u64) -> Generation {
@@ -116,14 +116,7 @@ fn a_lost_generation_has_its_own_code() {
     world.say(leader, define, vec![lock, listener]);
     world.run();
     let raw = world.raw(0);
-    world.say(
-        raw,
-        GetState {
-            key: key(0),
-            is_reload: false,
-        },
-        vec![],
-    );
+    world.say(raw, get_state_of(0), vec![]);
     world.run();
     let [Message::Failure(failure)] = &world.heard(raw)[..] else {
         panic!("one failure")
@@ -461,11 +454,8 @@ fn half_armed(holds: Holds) -> World {
         world.say(leader, Define { daemon, info, holds }, vec![lock, listener]);
     }
     let publish = Publish {
-        daemon: 0,
         generation: Some(generation(1)),
-        expects: Expects::Empty,
-        key: key(0),
-        content: content(64, &[1000]),
+        ..publication(0, Expects::Empty, content(64, &[1000]))
     };
     let descriptors = vec![world.ledger.memory(64), world.ledger.memory(1000)];
     world.say(leader, publish, descriptors);
@@ -496,14 +486,7 @@ fn a_launcher_that_dies_while_it_arms_a_server_leaves_it_serving_what_it_has() {
     };
     assert_eq!(world.engines[engine].end, Some(End::Done(mapped)));
     let raw = world.raw(1);
-    world.say(
-        raw,
-        GetState {
-            key: key(1),
-            is_reload: false,
-        },
-        vec![],
-    );
+    world.say(raw, get_state_of(1), vec![]);
     world.run();
     let heard = world.heard(raw);
     assert!(

@@ -2,6 +2,7 @@
 
 mod anonymous;
 mod lease;
+mod mapped;
 mod mapping;
 mod memfd;
 mod pages;

@@ -4,56 +4,19 @@ use super::*;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use weightd_blocking::Clock;
-use weightd_core::content::{CheckpointId, DeviceUuid, Generation, HandleKind, Key, Role};
+use weightd_core::content::Generation;
+use weightd_core::fuzz::world::{content, info, publication};
 use weightd_core::machine::{Held, Origin};
 use weightd_core::peer::Peer;
-use weightd_core::wire::frame::Header;
-use weightd_core::wire::message::{
-    ContentInfo, DaemonInfo, ErrorCode, Expects, Failure, Publish, RegionInfo, Report, Reported,
-};
+use weightd_core::wire::message::{ErrorCode, Expects, Failure, Report, Reported};
 
 const GENERATION: Generation = Generation { epoch: 5, number: 1 };
-
-fn key() -> Key {
-    Key {
-        checkpoint: CheckpointId {
-            bytes: 1,
-            files: None,
-            digest: Some([1; 32]),
-        },
-        model_arch: String::new(),
-        tp_size: 1,
-        tp_rank: 0,
-        dtype: String::new(),
-        quantization: String::new(),
-        quant_config_hash: None,
-        revision: String::new(),
-        engine_version: String::new(),
-        pp_size: 1,
-        pp_rank: 0,
-        role: Role::Target,
-        dp_size: 1,
-        dp_rank: 0,
-        enable_expert_parallel: false,
-        expert_placement_strategy: String::new(),
-        layout: String::new(),
-        processing: String::new(),
-        extra: [].into(),
-    }
-}
 
 /// A vault whose one daemon holds [`GENERATION`].
 fn holding() -> Driver<Vault<OwnedFd>> {
     let temp = tempfile::tempdir().unwrap();
     let listener = UnixListener::bind(temp.path().join("socket")).unwrap();
-    let info = DaemonInfo {
-        socket: String::new(),
-        global_rank: 0,
-        device_uuid: DeviceUuid([7; 16]),
-        no_release: false,
-        publish: None,
-        key: key(),
-    };
+    let info = info(0, false);
     let lock = listener.as_fd().try_clone_to_owned().unwrap();
     let listener = listener.into();
     let vault = Vault::new(1, GENERATION.epoch, [Held { info, lock, listener }]);
@@ -62,21 +25,7 @@ fn holding() -> Driver<Vault<OwnedFd>> {
     driver
         .add(clock.now(), theirs, Origin::Loader, Peer { pid: 1, uid: 1 })
         .unwrap();
-    let publish = Publish {
-        daemon: 0,
-        generation: None,
-        expects: Expects::Empty,
-        key: key(),
-        content: ContentInfo {
-            manifest_bytes: 3,
-            regions: vec![RegionInfo {
-                handle: HandleKind::Memfd,
-                bytes: 4,
-            }],
-            tensors: 0,
-            aliases: 0,
-        },
-    };
+    let publish = publication(0, Expects::Empty, content(3, &[4]));
     let descriptors = [b"man".as_slice(), b"data"].map(|bytes| weightd_gpu::sealed(bytes).unwrap());
     say(&loader, &publish.into(), &descriptors).unwrap();
     while driver.machine().content(0).is_none() {
@@ -101,15 +50,7 @@ fn shell(script: &str) -> Command {
 
 /// Writes these bytes to the channel.
 fn answers(message: impl Into<Message>) -> Command {
-    let message = message.into();
-    let body = message.encode().unwrap();
-    let header = Header {
-        kind: message.kind(),
-        request: 1,
-        body: body.len(),
-        descriptors: 0,
-    };
-    let bytes = [&header.encode()[..], &body].concat();
+    let bytes = message.into().frame(1, 0).unwrap();
     let octal: String = bytes.iter().map(|byte| format!("\\{byte:03o}")).collect();
     shell(&format!("printf '{octal}' >&0; exec sleep 1000"))
 }

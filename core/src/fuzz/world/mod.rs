@@ -16,9 +16,10 @@ use crate::machine::{
 use crate::peer::{Facts, FileKind, Peer};
 use crate::time::{Now, Span};
 use crate::wire::message::{
-    ContentInfo, DaemonId, DaemonInfo, Expects, Message, Publish as Publication, RegionInfo, Release, Replace,
+    ContentInfo, DaemonId, DaemonInfo, Expects, GetState, Message, Publish as Publication, RegionInfo,
+    Release, Replace,
 };
-use crate::wire::{Decoder, Frame, Header};
+use crate::wire::{Decoder, Frame};
 use std::collections::{BTreeMap, VecDeque};
 
 pub const UID: u32 = 1000;
@@ -93,6 +94,7 @@ pub fn device(number: u8) -> DeviceUuid {
     DeviceUuid([number; 16])
 }
 
+/// The key of a rank of two: what tests take where any key will do, and change where it matters.
 pub fn key(rank: u32) -> Key {
     Key {
         checkpoint: CheckpointId {
@@ -162,6 +164,25 @@ pub fn place(daemon: DaemonId) -> Key {
         layout: String::new(),
         processing: String::new(),
         ..key(daemon)
+    }
+}
+
+/// A request for what is served of this daemon, by an engine that has nothing yet.
+pub fn get_state_of(daemon: DaemonId) -> GetState {
+    GetState {
+        key: key(daemon),
+        is_reload: false,
+    }
+}
+
+/// A publication for this daemon, by whoever does not name its generation.
+pub fn publication(daemon: DaemonId, expects: Expects, content: ContentInfo) -> Publication {
+    Publication {
+        daemon,
+        generation: None,
+        expects,
+        key: key(daemon),
+        content,
     }
 }
 
@@ -350,13 +371,7 @@ impl World {
     pub fn publish(&mut self, daemon: DaemonId, bytes: u64, expects: Expects) -> File {
         let region = self.ledger.memory(bytes);
         let file = region.file;
-        let publication = Publication {
-            daemon,
-            generation: None,
-            expects,
-            key: key(daemon),
-            content: content(64, &[bytes]),
-        };
+        let publication = publication(daemon, expects, content(64, &[bytes]));
         let descriptors = vec![self.ledger.memory(64), region];
         self.loader
             .as_mut()
@@ -583,12 +598,6 @@ impl World {
 
 /// The bytes of a whole frame.
 pub fn frame(message: &Message, request: u32, descriptors: usize) -> Vec<u8> {
-    let body = message.encode().expect("a message that fits");
-    let header = Header {
-        kind: message.kind(),
-        request,
-        body: body.len(),
-        descriptors,
-    };
-    [header.encode().to_vec(), body].concat()
+    let frame = message.frame(request, descriptors);
+    frame.expect("a message that fits")
 }

@@ -19,7 +19,7 @@ use super::{ConnId, Ends, Origin, Output};
 use crate::content::Generation;
 use crate::peer::Peer;
 use crate::time::{Now, Span};
-use crate::wire::message::{Confinement, DaemonId, DaemonInfo, ErrorCode, MessageError};
+use crate::wire::message::{Confinement, DaemonId, DaemonInfo, ErrorCode};
 use crate::wire::{Frame, FrameError, Message};
 use daemon::{Daemon, PendingRelease};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -406,13 +406,7 @@ impl<F> Server<F> {
         faults::point(faults::AT_ONCE, request);
         let message = match Message::decode(kind, body) {
             Ok(message) => message,
-            Err(error) => {
-                let code = match error {
-                    MessageError::UnknownKind(_) => ErrorCode::UnknownCommand,
-                    _ => ErrorCode::Malformed,
-                };
-                return self.refuse(id, request, code, &error.to_string());
-            }
+            Err(error) => return self.refuse(id, request, error.code(), &error.to_string()),
         };
         match (conn.origin, message) {
             (Origin::Daemon(daemon), Message::Publish(publish)) => {

@@ -5,7 +5,7 @@ use crate::machine::link::Link;
 use crate::machine::{AskError, Exchange, Outgoing};
 use crate::peer::{Facts, Peer};
 use crate::time::{Now, Span};
-use crate::wire::message::{self, ErrorCode, Message};
+use crate::wire::message::{self, Message};
 
 /// See the module. The driver has made the connection already.
 ///
@@ -60,8 +60,8 @@ impl<F> Adopt<F> {
     /// What became of it.
     ///
     /// # Errors
-    /// [`AskError::Failed`] with [`ErrorCode::NotAllowed`] where another launcher leads the server, and
-    /// with [`ErrorCode::Busy`] where the server is about to end or has just started.
+    /// [`AskError::Failed`] with [`message::ErrorCode::NotAllowed`] where another launcher leads the server, and
+    /// with [`message::ErrorCode::Busy`] where the server is about to end or has just started.
     pub fn finish(self) -> Result<Inheritance<F>, AskError> {
         match self.outcome {
             Some(Ok(pid)) => Ok(self.taken.finish(Some(Follower { pid, link: self.link }))),
@@ -101,10 +101,7 @@ impl<F> Exchange<F> for Adopt<F> {
                 }
             };
             if let Ok(Message::Failure(failure)) = Message::decode(frame.kind, &frame.body) {
-                self.outcome = Some(Err(AskError::Failed {
-                    code: ErrorCode::from_number(failure.code),
-                    why: failure.message,
-                }));
+                self.outcome = Some(Err(AskError::of(failure)));
                 return;
             }
             match self.taken.take(frame) {

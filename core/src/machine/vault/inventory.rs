@@ -53,15 +53,9 @@ impl<F> Vault<F> {
 
 impl<'a, F> Inventory<'a, F> {
     fn add(&mut self, names: Vec<String>, message: Message, descriptors: impl Iterator<Item = &'a F>) {
-        let body = message.encode().expect("what came in a frame fits one");
-        let header = Header {
-            kind: message.kind(),
-            request: 0,
-            body: body.len(),
-            descriptors: names.len(),
-        };
-        self.description.extend(header.encode());
-        self.description.extend(body);
+        let frame = message.frame(0, names.len());
+        self.description
+            .extend(frame.expect("what came in a frame fits one"));
         self.descriptors.extend(names.into_iter().zip(descriptors));
     }
 }

@@ -9,7 +9,7 @@ use crate::machine::{ConnId, Origin};
 use crate::time::Now;
 use crate::wire::Frame;
 use crate::wire::message::{
-    DaemonId, ErrorCode, Holds, Lost, Message, MessageError, Release, Released, Report, Reported, Stopping,
+    DaemonId, ErrorCode, Holds, Lost, Message, Release, Released, Report, Reported, Stopping,
 };
 
 impl<F> Vault<F> {
@@ -25,13 +25,7 @@ impl<F> Vault<F> {
         faults::point(faults::AT_ONCE, request);
         let message = match Message::decode(kind, body) {
             Ok(message) => message,
-            Err(error) => {
-                let code = match error {
-                    MessageError::UnknownKind(_) => ErrorCode::UnknownCommand,
-                    _ => ErrorCode::Malformed,
-                };
-                return self.refuse(id, request, code, &error.to_string());
-            }
+            Err(error) => return self.refuse(id, request, error.code(), &error.to_string()),
         };
         match (origin, message) {
             (Origin::Loader | Origin::Server, Message::Publish(publish)) => {

@@ -6,11 +6,11 @@ use super::quiet::answers_of;
 use super::reference::{Answer, Course, DAEMONS, Has, Memory, Model, Said, Wanted};
 use super::transition::{Ask, Process};
 use crate::ledger::{Fd, File};
-use crate::world::{content, key};
+use crate::world::{content, key, publication};
 use weightd_core::content::{Generation, Key};
 use weightd_core::machine::HandoverEvent;
 use weightd_core::wire::Frame;
-use weightd_core::wire::message::{DaemonId, ErrorCode, Expects, GetState, Message, Publish, Release, Watch};
+use weightd_core::wire::message::{DaemonId, ErrorCode, Expects, GetState, Message, Release, Watch};
 
 /// The digest of the checkpoint, as loader and engines compute it.
 pub(super) const DIGEST: [u8; 32] = [9; 32];
@@ -111,13 +111,7 @@ impl Node {
         let descriptors = vec![self.world.ledger.memory(64), self.world.ledger.memory(memory.0)];
         self.files
             .insert(memory, [descriptors[0].file, descriptors[1].file]);
-        let publication = Publish {
-            daemon,
-            generation: None,
-            expects,
-            key: key(daemon),
-            content: content(64, &[memory.0]),
-        };
+        let publication = publication(daemon, expects, content(64, &[memory.0]));
         match raw {
             Some(raw) => drop(self.world.say(raw, publication, descriptors)),
             None => {

@@ -16,8 +16,8 @@ use weightd_core::machine::{
 use weightd_core::peer::{Facts, FileKind, Peer};
 use weightd_core::time::Span;
 use weightd_core::wire::message::{
-    ContentInfo, DaemonId, DaemonInfo, DaemonStatus, Define, ErrorCode, Expects, GetMemory, GetState,
-    GetStatus, Holds, Lead, Message, Publish, Published, RegionInfo, Replace,
+    DaemonId, DaemonInfo, DaemonStatus, Define, ErrorCode, Expects, GetMemory, GetState, GetStatus, Holds,
+    Lead, Message, Publish, Published, RegionInfo, Replace,
 };
 
 const NEXT_PID: u32 = 11;
@@ -54,16 +54,6 @@ fn published() -> World {
         world.run();
     }
     world
-}
-
-fn publication(daemon: DaemonId, expects: Expects, content: ContentInfo) -> Publish {
-    Publish {
-        daemon,
-        generation: None,
-        expects,
-        key: key(daemon),
-        content,
-    }
 }
 
 /// A client says that it publishes one region; returns the file of its memory.
