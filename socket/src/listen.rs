@@ -40,7 +40,7 @@ impl Pending {
     pub fn bind(lock: &Lock) -> Result<Pending, ListenError> {
         let socket = lock.socket().to_owned();
         check_length(&socket)?;
-        let path = socket.with_extension("tmp");
+        let path = temporary_path(&socket);
         check_length(&path)?;
         owned(lock)?;
         remove_if_there(&path)?;
@@ -91,14 +91,20 @@ impl AsFd for Pending {
     }
 }
 
-/// Removes the socket that `lock` is the right to, if there is one. Connections that were made go
-/// on; those in the backlog too, until the listener is closed.
+/// Removes the socket that `lock` is the right to, if there is one, also one that has not got its name yet. Connections
+/// that were made go on; those in the backlog too, until the listener is closed.
 ///
 /// # Errors
 /// Where the lock was lost: what is there now may be another's.
 pub fn remove(lock: &Lock) -> Result<(), ListenError> {
     owned(lock)?;
+    remove_if_there(&temporary_path(lock.socket()))?;
     Ok(remove_if_there(lock.socket())?)
+}
+
+/// Where a socket is before it has its name.
+fn temporary_path(socket: &Path) -> PathBuf {
+    socket.with_extension("tmp")
 }
 
 /// Whether this is a listening socket that [`Pending`] made for `socket`. That the file at that path leads
@@ -108,7 +114,7 @@ pub fn was_bound_for(listener: impl AsFd, socket: &Path) -> bool {
     // A socket keeps the address that it was bound to, also after its file was renamed.
     let bound = address.as_ref().map(SocketAddrUnix::path_bytes);
     facts(&listener).file == FileKind::Listener
-        && bound == Ok(Some(socket.with_extension("tmp").as_os_str().as_bytes()))
+        && bound == Ok(Some(temporary_path(socket).as_os_str().as_bytes()))
 }
 
 /// The next connection, non-blocking and close-on-exec, and who made it; `None` where none waits.

@@ -157,6 +157,12 @@ fn its_holder_removes_a_socket_and_once_more_is_no_error() {
     remove(&lock).unwrap();
     assert!(matches!(connect(lock.socket()), Err(ConnectError::Absent { .. })));
     assert!(accept(&listener).unwrap().is_some(), "who was connected stays so");
+
+    // What an owner left that was killed before it gave the socket its name.
+    std::mem::forget(Pending::bind(&lock).unwrap());
+    assert!(lock.socket().with_extension("tmp").exists());
+    remove(&lock).unwrap();
+    assert!(!lock.socket().with_extension("tmp").exists());
 }
 
 #[test]

@@ -215,6 +215,8 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        // While the temporary name is ours.
+        self.pending = None;
         if !self.leaves {
             // What cannot be removed is another's by now.
             let _ = listen::remove(&self.lock);

@@ -81,6 +81,11 @@ fn a_server_that_was_never_led_ends_when_it_is_asked_to_stop() {
     let site = Site::new();
     fs::create_dir_all(site.dir()).unwrap();
     let mut server = never_led(&site.dir().join("weightd-control_1.sock"));
+    // Of launchers that were killed a little earlier.
+    let early = ["weightd-control_2.tmp", "weightd-control_2.sock.lock"];
+    for name in early {
+        File::create(site.dir().join(name)).unwrap();
+    }
     assert_eq!(site.run(&["stop"]).stdout, "no daemons\n");
     assert_eq!(server.wait().unwrap().code(), Some(0));
     site.assert_clean();

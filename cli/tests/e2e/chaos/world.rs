@@ -50,6 +50,8 @@ impl Daemon {
 struct Model {
     dir: PathBuf,
     digest: [u8; 32],
+    /// Whether its files say by their times when they change.
+    steady: bool,
 }
 
 pub struct World {
@@ -91,6 +93,7 @@ impl World {
                 .unwrap()
                 .digest(&Default::default(), &Default::default())
                 .unwrap(),
+            steady: is_steady(&dir),
             dir,
         };
         let mut options = site.sharing(era.tp);
@@ -214,7 +217,7 @@ impl World {
                 let targets: Vec<_> = daemons.iter().filter(|daemon| !daemon.draft).collect();
                 let daemon = targets[self.engines.len() % targets.len()];
                 let model = self.model_of(daemon);
-                let digest = self.publishes().then_some(model.digest);
+                let digest = (self.publishes() || !model.steady).then_some(model.digest);
                 let engine = Engine::map(daemon, &model.dir, self.era.tp, digest);
                 engine.is_intact();
                 self.engines.push(engine);
