@@ -23,22 +23,7 @@ pub(crate) fn import(fetched: Fetched<OwnedFd>) -> Result<Imported, Fault> {
         regions,
     } = fetched;
     let manifest = weightd_gpu::read_sealed(manifest, MAX_BYTES as u64).map_err(fault)?;
-    let manifest = Manifest::decode(&manifest).map_err(|error| Fault::Malformed(error.to_string()))?;
-    // What the descriptors were checked against must be what the manifest says.
-    let stated = manifest
-        .regions()
-        .iter()
-        .map(|region| (region.handle, region.bytes, region.device));
-    let told = state
-        .content
-        .regions
-        .iter()
-        .map(|region| (region.handle, region.bytes, state.device_uuid));
-    if !stated.eq(told) {
-        return Err(Fault::Malformed(
-            "the manifest's regions are not those that the daemon stated".to_owned(),
-        ));
-    }
+    let manifest = state.manifest(&manifest)?;
     let decode = start.elapsed();
     let mappings = map_regions(&manifest, regions).map_err(fault)?;
     let weights = Weights::new(manifest, mappings)

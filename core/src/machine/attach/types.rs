@@ -1,10 +1,11 @@
 //! What goes into an attach and what comes out of it.
 
-use crate::content::{DeviceUuid, Generation, Role};
+use crate::content::manifest::Region;
+use crate::content::{DeviceUuid, Generation, Manifest, Role};
 use crate::machine::AskError;
 use crate::time::Span;
 use crate::wire::FrameError;
-use crate::wire::message::{ErrorCode, State};
+use crate::wire::message::{ContentInfo, ErrorCode, State};
 use thiserror::Error;
 
 /// How weights reach the engine.
@@ -196,6 +197,26 @@ pub struct Fetched<F> {
     pub regions: Vec<F>,
 }
 
+impl State {
+    /// The manifest that came with this, out of its bytes.
+    ///
+    /// # Errors
+    /// [`Fault::Malformed`] where they are no manifest, or one of other regions, on another device, or with another number
+    /// of tensors than the daemon stated: the descriptors were checked against that.
+    pub fn manifest(&self, bytes: &[u8]) -> Result<Manifest, Fault> {
+        let manifest = Manifest::decode(bytes).map_err(|error| Fault::Malformed(error.to_string()))?;
+        let on_device = |region: &Region| region.device == self.device_uuid;
+        let is_stated = ContentInfo::of(&manifest, bytes.len()) == self.content
+            && manifest.regions().iter().all(on_device);
+        match is_stated {
+            true => Ok(manifest),
+            false => Err(Fault::Malformed(
+                "the manifest is not of the content that the daemon stated".to_owned(),
+            )),
+        }
+    }
+}
+
 /// How an attach ended well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -239,4 +260,70 @@ pub enum AttachStep<F> {
     },
     /// The attach is over.
     Done(Result<Outcome, AttachError>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::content::manifest::{ManifestBuilder, TensorKind, TensorSpec};
+    use crate::content::{Dtype, HandleKind};
+
+    const DEVICE: DeviceUuid = DeviceUuid([1; 16]);
+
+    fn manifest(device: DeviceUuid) -> Manifest {
+        let mut builder = ManifestBuilder::new();
+        for bytes in [4096, 8192] {
+            builder.region(Region {
+                handle: HandleKind::Memfd,
+                bytes,
+                device,
+                legacy: None,
+            });
+        }
+        for (name, region) in [("a", 0), ("b", 1)] {
+            let spec = TensorSpec {
+                kind: TensorKind::Parameter,
+                persistent: true,
+                dtype: Dtype::U8,
+                shape: &[100],
+                strides: None,
+                region,
+                offset: 0,
+            };
+            builder.tensor(name, spec);
+        }
+        builder.finish().unwrap()
+    }
+
+    #[test]
+    fn a_manifest_is_that_of_what_was_stated_down_to_its_size() {
+        let manifest = manifest(DEVICE);
+        let bytes = manifest.encode();
+        let state = State {
+            generation: Generation { epoch: 1, number: 1 },
+            device_uuid: DEVICE,
+            content: ContentInfo::of(&manifest, bytes.len()),
+        };
+        assert_eq!(state.manifest(&bytes), Ok(manifest));
+        type Change = fn(&mut State);
+        let changes: [Change; 7] = [
+            |state| state.content.regions[1].bytes -= 1,
+            |state| state.content.regions[0].handle = HandleKind::CudaFd,
+            |state| state.content.regions.swap(0, 1),
+            |state| drop(state.content.regions.pop()),
+            |state| state.content.manifest_bytes += 1,
+            |state| state.content.tensors += 1,
+            |state| state.device_uuid = DeviceUuid([2; 16]),
+        ];
+        for change in changes {
+            let mut other = state.clone();
+            change(&mut other);
+            let refused = other.manifest(&bytes);
+            assert!(
+                matches!(refused, Err(Fault::Malformed(_))),
+                "{other:?}: {refused:?}"
+            );
+        }
+        assert!(matches!(state.manifest(&bytes[1..]), Err(Fault::Malformed(_))));
+    }
 }
