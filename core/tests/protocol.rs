@@ -1,7 +1,7 @@
 //! PROTOCOL.md says what the code does: its examples decode to these messages and back, and its
 //! tables are complete.
 
-use weightd_core::content::{CheckpointId, DeviceUuid, Dtype, Generation, HandleKind, Key, Role};
+use weightd_core::content::{CheckpointId, DeviceUuid, Difference, Dtype, Generation, HandleKind, Key, Role};
 use weightd_core::wire::message::{
     ContentInfo, DaemonInfo, Define, ErrorCode, Expects, Failure, GetState, Holds, Message, Mismatch,
     Publish, RegionInfo, State, Watch,
@@ -94,7 +94,7 @@ fn messages() -> Vec<(Message, usize)> {
     };
     let empty = ErrorCode::Empty.number();
     let message = "this daemon holds no content yet".to_owned();
-    let fields = vec!["dtype".to_owned()];
+    let fields = vec![Difference::new("dtype", "float16", "auto")];
     let (daemon, expects) = (0, Expects::Empty);
     vec![
         (

@@ -10,7 +10,7 @@ use weightd_checkpoint::Checkpoint;
 use weightd_gpu::testing::MappedFile;
 
 /// What an attach says of other weights.
-const OTHER: &str = "something else: checkpoint differ";
+const OTHER: &str = "something else: checkpoint (asked for ";
 /// What it logs when it has read all bytes.
 const READ_ALL: &str = "computed the digest";
 

@@ -14,7 +14,7 @@ pub use confinement::Confinement;
 
 use super::frame::MAX_BODY;
 use crate::content::manifest::Region;
-use crate::content::{DeviceUuid, Generation, HandleKind, Key, Manifest};
+use crate::content::{DeviceUuid, Difference, Generation, HandleKind, Key, Manifest};
 use speedy::{Endianness, Readable, Writable};
 use thiserror::Error;
 
@@ -314,9 +314,9 @@ pub struct State {
 /// The key differs.
 #[derive(Clone, Debug, PartialEq, Eq, Readable, Writable)]
 pub struct Mismatch {
-    /// The names of all fields that differ, in the key's order.
+    /// All fields that differ, in the key's order.
     #[speedy(length_type = u16)]
-    pub fields: Vec<String>,
+    pub fields: Vec<Difference>,
 }
 
 /// Whether the checkpoints are equal takes a digest: compute it and ask again.

@@ -1,6 +1,6 @@
 //! What goes into an attach and what comes out of it.
 
-use crate::content::{DeviceUuid, Generation, Role};
+use crate::content::{DeviceUuid, Difference, Generation, Key, Role};
 use crate::machine::AskError;
 use crate::time::Span;
 use crate::wire::FrameError;
@@ -56,6 +56,11 @@ impl AttachOptions {
             uid,
         }
     }
+
+    /// That the key is for another role than the engine loads for, as a daemon of that one would say.
+    pub(in crate::machine) fn misplaced(&self, key: &Key) -> Option<Difference> {
+        (key.role != self.role).then(|| Difference::new("role", key.role.name(), self.role.name()))
+    }
 }
 
 /// Why no connection could be made.
@@ -95,8 +100,11 @@ pub enum AttachError {
     Local { why: String },
     #[error("the connection to the daemon broke: {why}; see the daemon's log")]
     Broken { why: String },
-    #[error("the daemon serves something else: {} differ; start it and the engine with the same model and options", fields.join(", "))]
-    Mismatch { fields: Vec<String> },
+    #[error(
+        "the daemon serves something else: {}; start it and the engine with the same model and options",
+        Difference::list(fields)
+    )]
+    Mismatch { fields: Vec<Difference> },
     #[error("empty: {why}")]
     Empty { why: String },
     #[error("released: {why}")]
