@@ -99,5 +99,6 @@ fn an_engine_that_is_killed_takes_nothing_from_others() {
 fn a_release_of_nobody_says_so() {
     let site = Site::new();
     let error = site.run(&["release", "--all"]).error(1);
-    assert!(error.contains("no such daemon"), "{error}");
+    let expected = format!("no such daemon in {}:", site.dir().display());
+    assert!(error.contains(&expected), "{error}");
 }

@@ -32,7 +32,9 @@ fn what_was_loaded_is_proved_without_the_checkpoint() {
     let ran = site.attach(&copy, 2, &["--all", "--verify=checksums"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert_eq!(ran.stdout.matches(", verified ").count(), 2, "{ran:?}");
-    site.run(&["scrub", "--rank", "7"]).error(1);
+    let error = site.run(&["scrub", "--rank", "7"]).error(1);
+    let expected = format!("no such daemon serves weights in {}:", site.dir().display());
+    assert!(error.contains(&expected), "{error}");
 }
 
 #[test]

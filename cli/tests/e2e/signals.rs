@@ -90,7 +90,7 @@ fn stop_ends_a_launcher_with_success_and_returns_when_it_is_over() {
     let again = site.run(&["stop"]);
     assert_eq!(
         (again.code, again.stdout.as_str()),
-        (Some(0), "no daemons\n"),
+        (Some(0), &site.no_daemons()[..]),
         "{again:?}"
     );
 }

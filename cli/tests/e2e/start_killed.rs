@@ -76,7 +76,7 @@ fn a_server_that_was_never_led_ends_when_it_is_asked_to_stop() {
     let site = Site::new();
     fs::create_dir_all(site.dir()).unwrap();
     let mut server = never_led(&site.dir().join("weightd-control_1.sock"));
-    assert_eq!(site.run(&["stop"]).stdout, "no daemons\n");
+    assert_eq!(site.run(&["stop"]).stdout, site.no_daemons());
     assert_eq!(server.wait().unwrap().code(), Some(0));
     site.assert_clean();
 }
