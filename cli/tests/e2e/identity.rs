@@ -220,7 +220,7 @@ fn a_digest_can_be_printed_and_stated() {
     let ran = digest(&[path]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let hex = ran.stdout.trim().to_owned();
-    assert_eq!(digest(&[path, "--recompute"]).stdout.trim(), hex);
+    assert_eq!(digest(&["--model", path, "--recompute"]).stdout.trim(), hex);
     let object: serde_json::Value = serde_json::from_str(&digest(&[path, "--json"]).stdout).unwrap();
     assert_eq!(object["digest"], hex);
     assert_eq!(
