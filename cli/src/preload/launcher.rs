@@ -418,8 +418,9 @@ impl Launcher {
                 bytes,
             } => {
                 let instead = replaced.map_or_else(String::new, |old| format!(", instead of {old}"));
+                // The server says who published it.
                 about!(
-                    info,
+                    debug,
                     self.name(daemon),
                     "published: holding generation {generation}, {tensors} tensors, {bytes} bytes{instead}"
                 );
@@ -439,17 +440,18 @@ impl Launcher {
                 );
             }
             VaultEvent::Released { daemon, generation } => {
-                about!(info, self.name(daemon), "released generation {generation}");
+                // The server says so once both have let it go.
+                about!(debug, self.name(daemon), "released generation {generation}");
             }
             VaultEvent::ImportFailed {
                 daemon,
                 generation,
                 why,
             } => {
-                let name = self.name(daemon);
+                // The server says which engine.
                 about!(
-                    warn,
-                    name,
+                    debug,
+                    self.name(daemon),
                     "an engine could not import generation {generation}: {why:?}"
                 );
                 let suspect = Suspect {

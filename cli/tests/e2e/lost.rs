@@ -145,6 +145,8 @@ fn an_engine_that_cannot_import_for_reasons_of_its_own_changes_nothing() {
     site.attach_verified(&model, 1);
     launcher.signal(Signal::INT);
     assert_eq!(launcher.code(), 130);
+    let log = launcher.log();
+    assert_eq!(log.matches("could not import").count(), 1, "{log}");
     site.assert_clean();
 }
 
