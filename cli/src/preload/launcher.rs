@@ -183,6 +183,7 @@ impl Launcher {
             store.clear();
             self.daemons.leave_names(false);
         }
+        self.say_end(&end);
         match end {
             End::Failed(why) => Err(CliError::Failure(why)),
             _ if !in_order => Ok(ExitCode::FAILURE),
