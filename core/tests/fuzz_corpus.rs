@@ -109,6 +109,7 @@ fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         regions,
         tensors: 2,
         aliases: 1,
+        checksums: true,
     };
     let get_state = frame(
         GetState {

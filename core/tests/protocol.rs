@@ -83,6 +83,7 @@ fn messages() -> Vec<(Message, usize)> {
         regions,
         tensors: 195,
         aliases: 1,
+        checksums: true,
     };
     let info = DaemonInfo {
         socket: "/run/weightd/x.sock".into(),

@@ -85,7 +85,7 @@ fn row(found: &Found) -> [String; 12] {
 }
 
 /// What a publisher says, on one line; and what nobody has said yet of a daemon that waits for one.
-fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     let printed = text.chars().take(TEXT_CHARS).map(|character| match character {
         control if control.is_control() => char::REPLACEMENT_CHARACTER,
         other => other,

@@ -47,6 +47,7 @@ fn info(manifest: &[u8]) -> ContentInfo {
         regions: vec![RegionInfo { handle, bytes: BYTES }],
         tensors: 0,
         aliases: 0,
+        checksums: false,
     }
 }
 

@@ -228,6 +228,8 @@ pub struct ContentInfo {
     pub tensors: u32,
     /// Aliases in the manifest.
     pub aliases: u32,
+    /// Whether the manifest has checksums.
+    pub checksums: bool,
 }
 
 impl ContentInfo {
@@ -242,6 +244,7 @@ impl ContentInfo {
             regions: manifest.regions().iter().map(region).collect(),
             tensors: manifest.tensors().len() as u32,
             aliases: manifest.aliases().len() as u32,
+            checksums: manifest.checksums().is_some(),
         }
     }
 
@@ -416,6 +419,8 @@ pub struct DaemonStatus {
     pub tensors: u32,
     /// Aliases of the current content.
     pub aliases: u32,
+    /// Whether the current content has checksums, by which it can be proved.
+    pub checksums: bool,
     /// Open leases of all generations.
     pub leases: u32,
     /// How many times content was sent.

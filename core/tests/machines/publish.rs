@@ -104,6 +104,7 @@ fn holding(holds: Holds, replace: Replace) -> Act {
         bytes: 8,
         tensors: 0,
         aliases: 0,
+        checksums: false,
         leases: 0,
         served: 0,
         reloads: 0,

@@ -75,6 +75,7 @@ fn holding() -> Driver<Vault<OwnedFd>> {
             }],
             tensors: 0,
             aliases: 0,
+            checksums: false,
         },
     };
     let descriptors = [b"man".as_slice(), b"data"].map(|bytes| weightd_gpu::sealed(bytes).unwrap());

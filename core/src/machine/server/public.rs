@@ -231,6 +231,7 @@ impl<F> Server<F> {
             bytes: content.map_or(0, |info| info.bytes()),
             tensors: content.map_or(0, |info| info.tensors),
             aliases: content.map_or(0, |info| info.aliases),
+            checksums: content.is_some_and(|info| info.checksums),
             leases: daemon.open_leases(),
             served: daemon.served,
             reloads: daemon.reloads,
