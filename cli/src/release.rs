@@ -74,7 +74,8 @@ pub fn run(args: &ReleaseArgs) -> Result<ExitCode, CliError> {
     }
 }
 
-/// The directory, every daemon in it that says what it is, and those that do not. A server that was just killed is waited for.
+/// The directory, every daemon in it that says what it is, and those that do not. A server that was just killed is
+/// waited for.
 fn answered(args: &ReleaseArgs) -> Result<(PathBuf, Vec<Found>, Vec<Found>), CliError> {
     let until = Instant::now() + SERVED_AGAIN_WITHIN;
     loop {
