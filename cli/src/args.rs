@@ -515,8 +515,9 @@ pub struct PlanArgs {
 
 #[derive(Clone, Debug, Args)]
 pub struct DigestArgs {
-    /// The directory of the checkpoint, or the id of a repository that the local Hugging Face cache holds.
-    #[arg(value_name = "MODEL")]
+    /// The directory of the checkpoint, or the id of a repository that the local Hugging Face cache holds. It may
+    /// also come without the flag.
+    #[arg(long, short = 'm', value_name = "DIR|ID")]
     pub model: PathBuf,
 
     /// The revision of a repository [default: main]

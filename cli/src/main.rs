@@ -80,7 +80,7 @@ fn run() -> Result<ExitCode, CliError> {
     }
     if !translated.ignored.is_empty() {
         let ignored = translated.ignored.join(", ");
-        warn!("flags of vLLM that do not concern weights have no effect here: {ignored}");
+        warn!("flags of vLLM that have no effect here: {ignored}");
     }
     match cli.command {
         Command::Preload(args) => preload::run(&args, &cli.log),

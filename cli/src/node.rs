@@ -25,13 +25,22 @@ pub fn open_dir(place: &WhereArgs) -> Result<SocketDir, DirError> {
     SocketDir::open(place.socket_dir.as_deref(), variable.as_deref())
 }
 
-/// The same; `None` where there is no directory, and so no daemon.
-pub fn open_dir_if_there(place: &WhereArgs) -> Result<Option<SocketDir>, CliError> {
+/// The same; where there is no directory, and so no daemon, its path is the error.
+pub fn open_dir_if_there(place: &WhereArgs) -> Result<Result<SocketDir, PathBuf>, CliError> {
     match open_dir(place) {
-        Ok(dir) => Ok(Some(dir)),
-        Err(DirError::Absent { .. }) => Ok(None),
+        Ok(dir) => Ok(Ok(dir)),
+        Err(DirError::Absent { path }) => Ok(Err(path)),
         Err(error) => Err(CliError::failure(error)),
     }
+}
+
+/// That no daemon was found, and where.
+pub fn no_daemons(place: &WhereArgs, dir: &Path) -> String {
+    let of = match &place.instance {
+        Some(instance) => format!(" of instance {instance}"),
+        None => String::new(),
+    };
+    format!("no daemons{of} in {}", dir.display())
 }
 
 /// One rank of this node and the device that it is on.

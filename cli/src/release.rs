@@ -5,6 +5,7 @@ use crate::error::CliError;
 use crate::output::say;
 use crate::status::{Found, find};
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -26,7 +27,7 @@ pub fn run(args: &ReleaseArgs) -> Result<ExitCode, CliError> {
         .map(str::parse)
         .transpose()
         .map_err(|error| CliError::Usage(format!("--generation: {error}")))?;
-    let (mut chosen, silent) = answered(args)?;
+    let (dir, mut chosen, silent) = answered(args)?;
     chosen.retain(|found| is_chosen(args, found));
     if let Some(generation) = generation.filter(|_| chosen.len() > 1) {
         // Of target and draft, the one that is meant.
@@ -36,9 +37,10 @@ pub fn run(args: &ReleaseArgs) -> Result<ExitCode, CliError> {
         });
     }
     if chosen.is_empty() && silent.is_empty() {
-        return Err(CliError::failure(
-            "no such daemon: `weightd status` lists those that there are",
-        ));
+        return Err(CliError::Failure(format!(
+            "no such daemon in {}: `weightd status` lists those that there are",
+            dir.display()
+        )));
     }
     let roles: BTreeSet<_> = chosen.iter().filter_map(Found::role).collect();
     if args.ranks.rank.is_some() && chosen.len() > roles.len() {
@@ -72,15 +74,15 @@ pub fn run(args: &ReleaseArgs) -> Result<ExitCode, CliError> {
     }
 }
 
-/// Every daemon that says what it is, and those that do not. A server that was just killed is waited for.
-fn answered(args: &ReleaseArgs) -> Result<(Vec<Found>, Vec<Found>), CliError> {
+/// The directory, every daemon in it that says what it is, and those that do not. A server that was just killed is
+/// waited for.
+fn answered(args: &ReleaseArgs) -> Result<(PathBuf, Vec<Found>, Vec<Found>), CliError> {
     let until = Instant::now() + SERVED_AGAIN_WITHIN;
     loop {
-        let (answered, silent): (Vec<_>, Vec<_>) = find(&args.place)?
-            .into_iter()
-            .partition(|found| found.status.is_ok());
+        let (dir, found) = find(&args.place)?;
+        let (answered, silent): (Vec<_>, Vec<_>) = found.into_iter().partition(|found| found.status.is_ok());
         if silent.is_empty() || Instant::now() >= until {
-            return Ok((answered, silent));
+            return Ok((dir, answered, silent));
         }
         sleep(PAUSE);
     }

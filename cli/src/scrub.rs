@@ -44,7 +44,8 @@ impl Failure {
 
 pub fn run(args: &ScrubArgs) -> Result<ExitCode, CliError> {
     let (mut wrong, mut serving) = (Vec::new(), Vec::new());
-    for Found { socket, status, .. } in find(&args.place)? {
+    let (dir, found) = find(&args.place)?;
+    for Found { socket, status, .. } in found {
         match status {
             Err(why) => wrong.push(format!("{}: {why}", socket.display())),
             Ok(status) => {
@@ -71,9 +72,10 @@ pub fn run(args: &ScrubArgs) -> Result<ExitCode, CliError> {
         return Err(CliError::Failure(wrong.join("; ")));
     }
     match serving.is_empty() {
-        true => Err(CliError::failure(
-            "no such daemon serves weights: `weightd status` lists those that there are",
-        )),
+        true => Err(CliError::Failure(format!(
+            "no such daemon serves weights in {}: `weightd status` lists those that there are",
+            dir.display()
+        ))),
         false => Ok(ExitCode::SUCCESS),
     }
 }

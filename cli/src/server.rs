@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 use tracing::{debug, error, info, warn};
 use weightd_blocking::serve::{ServerProcess, serve};
+use weightd_core::content::Difference;
 use weightd_core::machine::{Limits, Origin, Server, ServerEvent};
 use weightd_core::wire::message::DaemonId;
 use weightd_smol::Smol;
@@ -163,7 +164,7 @@ fn log(server: &Server<OwnedFd>, event: &ServerEvent) {
                 warn,
                 name(daemon),
                 "mismatch with pid {pid} in {}",
-                fields.join(", ")
+                Difference::list(fields)
             );
         }
         ServerEvent::Leased {

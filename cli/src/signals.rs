@@ -2,6 +2,7 @@
 
 use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::low_level::signal_name;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -54,6 +55,11 @@ impl Signals {
             0 => ExitCode::SUCCESS,
             signal => ExitCode::from(128 + signal as u8),
         }
+    }
+
+    /// What ended a process that ends in order: the name of the last signal.
+    pub fn last(&self) -> &'static str {
+        signal_name(self.last.load(Ordering::Relaxed) as i32).unwrap_or("a signal")
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::args::StopArgs;
 use crate::error::CliError;
-use crate::node;
+use crate::node::{self, no_daemons};
 use crate::output::say;
 use crate::owners::{control_sockets, end_if_never_led, remove_stale_control, remove_stale_controls};
 use std::path::{Path, PathBuf};
@@ -24,9 +24,12 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(20);
 
 pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
-    let Some(dir) = node::open_dir_if_there(&args.place)? else {
-        say("no daemons")?;
-        return Ok(ExitCode::SUCCESS);
+    let dir = match node::open_dir_if_there(&args.place)? {
+        Ok(dir) => dir,
+        Err(absent) => {
+            say(no_daemons(&args.place, &absent))?;
+            return Ok(ExitCode::SUCCESS);
+        }
     };
     let owned = control_sockets(dir.path(), args.place.instance.as_deref()).map_err(CliError::failure)?;
     let mut stopped = 0;
@@ -47,7 +50,7 @@ pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
         remove_stale_controls(dir.path()).map_err(CliError::failure)?;
     }
     match stopped {
-        0 => say("no daemons")?,
+        0 => say(no_daemons(&args.place, dir.path()))?,
         1 => say("stopped 1 daemon")?,
         number => say(format_args!("stopped {number} daemons"))?,
     }

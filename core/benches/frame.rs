@@ -2,6 +2,7 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
+use weightd_core::content::Difference;
 use weightd_core::wire::message::{Failure, GetMemory, Mismatch};
 use weightd_core::wire::{Decoder, Header, Message};
 
@@ -36,7 +37,7 @@ fn frame(c: &mut Criterion) {
     });
     // 64 KiB in all.
     let large = Message::from(Mismatch {
-        fields: vec!["x".repeat(65_530)],
+        fields: vec![Difference::new(&"x".repeat(65_522), "", "")],
     });
     for (name, message) in [("0 B", small), ("200 B", usual), ("64 KiB", large)] {
         let bytes = encode(&message);

@@ -4,7 +4,7 @@
 
 use peak_alloc::PeakAlloc;
 use weightd_core::content::manifest::{ManifestBuilder, Region, TensorKind, TensorSpec};
-use weightd_core::content::{DeviceUuid, Dtype, HandleKind, Manifest};
+use weightd_core::content::{DeviceUuid, Difference, Dtype, HandleKind, Manifest};
 use weightd_core::peer::Facts;
 use weightd_core::wire::message::{GetMemory, Mismatch, Report};
 use weightd_core::wire::{Decoder, Header, Message};
@@ -64,7 +64,7 @@ fn messages() {
         }
     }
     // As many small things as a body holds.
-    let fields = vec![String::new(); 16_000];
+    let fields = vec![Difference::new("", "", ""); 5_400];
     let text = "x".repeat(60_000);
     let generation = "0000000000000001-1".parse().unwrap();
     let large: [Message; 2] = [

@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 use std::path::PathBuf;
-use weightd_core::content::{CheckpointId, DeviceUuid, Generation, HandleKind, Key, Role};
+use weightd_core::content::{CheckpointId, DeviceUuid, Difference, Generation, HandleKind, Key, Role};
 use weightd_core::fuzz::world;
 use weightd_core::wire::message::{Activity, CodeCount, FieldCount, Lease, Leased, Loaded};
 use weightd_core::wire::message::{
@@ -91,6 +91,7 @@ fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         regions,
         tensors: 2,
         aliases: 1,
+        checksums: true,
     };
     let get_state = frame(
         GetState {
@@ -150,7 +151,9 @@ fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     );
     let mismatch = frame(
         Mismatch {
-            fields: vec!["dtype".into(), "extra.x".into()],
+            fields: ["dtype", "extra.x"]
+                .map(|field| Difference::new(field, "none", "auto"))
+                .into(),
         },
         0,
     );

@@ -1,7 +1,7 @@
 //! PROTOCOL.md says what the code does: its examples decode to these messages and back, and its
 //! tables are complete.
 
-use weightd_core::content::{DeviceUuid, Dtype, Generation, HandleKind, Key};
+use weightd_core::content::{DeviceUuid, Difference, Dtype, Generation, HandleKind, Key};
 use weightd_core::fuzz::world;
 use weightd_core::wire::message::{
     ContentInfo, DaemonInfo, Define, ErrorCode, Expects, Failure, GetState, Holds, Message, Mismatch,
@@ -64,6 +64,7 @@ fn messages() -> Vec<(Message, usize)> {
         regions,
         tensors: 195,
         aliases: 1,
+        checksums: true,
     };
     let info = DaemonInfo {
         socket: "/run/weightd/x.sock".into(),
@@ -75,7 +76,7 @@ fn messages() -> Vec<(Message, usize)> {
     };
     let empty = ErrorCode::Empty.number();
     let message = "this daemon holds no content yet".to_owned();
-    let fields = vec!["dtype".to_owned()];
+    let fields = vec![Difference::new("dtype", "float16", "auto")];
     let (daemon, expects) = (0, Expects::Empty);
     vec![
         (

@@ -414,6 +414,7 @@ pub fn publication(device: &Device, key: &Key, tensors: &[(String, Vec<u64>)]) -
         }],
         tensors: manifest.tensors().len() as u32,
         aliases: 0,
+        checksums: false,
     };
     let sealed = weightd_gpu::sealed(&encoded).expect("a sealed manifest");
     let publication = Publish {

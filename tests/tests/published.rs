@@ -322,6 +322,7 @@ fn publisher_body() {
         regions,
         tensors: manifest(device.uuid()).tensors().len() as u32,
         aliases: manifest(device.uuid()).aliases().len() as u32,
+        checksums: false,
     };
     let publish = Publish {
         daemon: 0,

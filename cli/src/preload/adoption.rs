@@ -92,7 +92,7 @@ pub fn begin(
                 return Ok((daemons, Past::Server(inheritance, connection)));
             }
             Comparison::Different(fields) => {
-                let why = format!("it serves {}", differing(&inheritance, &fields));
+                let why = format!("it serves {}", differing(&inheritance, &wanted, &fields));
                 return Err(orphan.not_adopted(dir, &why).into());
             }
             Comparison::Unknown if digests.are_known() || !has_digests(&inheritance) => {
@@ -145,7 +145,7 @@ fn from_store(
                 .into());
         }
         Comparison::Different(fields) => {
-            return Err(format!("it is {}", differing(&inheritance, &fields)).into());
+            return Err(format!("it is {}", differing(&inheritance, wanted, &fields)).into());
         }
     }
     let locks = locks(&inheritance)?;
@@ -256,12 +256,22 @@ fn why_not(error: &RequestError) -> String {
 }
 
 /// What is served, and how that is not what is wanted.
-fn differing(inheritance: &Inheritance<OwnedFd>, fields: &[String]) -> String {
-    let name = |field: &String| match field.as_str() {
-        "publish" => {
-            "who brings the weights (`weightd preload`, or `weightd serve` and its --replace)".to_owned()
+fn differing(inheritance: &Inheritance<OwnedFd>, wanted: &[DaemonInfo], fields: &[String]) -> String {
+    let pairs = || inheritance.daemons.iter().zip(wanted);
+    let name = |field: &String| {
+        if field == "publish" {
+            return "who brings the weights (`weightd preload`, or `weightd serve` and its --replace)"
+                .to_owned();
         }
-        _ => field.clone(),
+        // What is no field of the key has one name, and no value that helps anybody.
+        let differing = pairs().find_map(|(held, wanted)| {
+            let differences = held
+                .info
+                .key
+                .differences(&wanted.key, std::slice::from_ref(field));
+            differences.into_iter().find(|both| both.asked != both.served)
+        });
+        differing.map_or_else(|| field.clone(), |both| both.to_string())
     };
     let fields: Vec<String> = fields.iter().map(name).collect();
     format!("{}, which differs in {}", running(inheritance), fields.join(", "))

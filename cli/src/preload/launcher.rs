@@ -20,6 +20,7 @@ use crate::signals::Signals;
 use names::Names;
 use server::Server;
 use std::collections::BTreeSet;
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::process::{Child, ExitCode};
 use std::time::Instant;
@@ -186,6 +187,7 @@ impl Launcher {
             store.clear();
             self.daemons.leave_names(false);
         }
+        self.say_end(&end);
         match end {
             End::Failed(why) => Err(CliError::Failure(why)),
             _ if !in_order => Ok(ExitCode::FAILURE),
@@ -422,10 +424,11 @@ impl Launcher {
                 bytes,
             } => {
                 let instead = replaced.map_or_else(String::new, |old| format!(", instead of {old}"));
-                about!(
-                    info,
-                    self.name(daemon),
-                    "published: holding generation {generation}, {tensors} tensors, {bytes} bytes{instead}"
+                self.echo(
+                    daemon,
+                    format_args!(
+                        "published: holding generation {generation}, {tensors} tensors, {bytes} bytes{instead}"
+                    ),
                 );
             }
             VaultEvent::Lost { daemon, generation } => {
@@ -443,18 +446,16 @@ impl Launcher {
                 );
             }
             VaultEvent::Released { daemon, generation } => {
-                about!(info, self.name(daemon), "released generation {generation}");
+                self.echo(daemon, format_args!("released generation {generation}"));
             }
             VaultEvent::ImportFailed {
                 daemon,
                 generation,
                 why,
             } => {
-                let name = self.name(daemon);
-                about!(
-                    warn,
-                    name,
-                    "an engine could not import generation {generation}: {why:?}"
+                self.echo(
+                    daemon,
+                    format_args!("an engine could not import generation {generation}: {why:?}"),
                 );
                 let suspect = Suspect {
                     daemon,
@@ -471,6 +472,16 @@ impl Launcher {
     /// What others may know of this launcher.
     pub fn board(&self) -> Board {
         self.telling.board.clone()
+    }
+
+    /// Says what the server says too, and better: it knows which process, and when all of it is done. One that was
+    /// adopted says so to the log of the launcher that started it.
+    fn echo(&self, daemon: DaemonId, line: fmt::Arguments<'_>) {
+        let name = self.name(daemon);
+        match self.server.process {
+            Some(ServerProcess::Child(_)) => about!(debug, name, "{line}"),
+            _ => about!(info, name, "{line}"),
+        }
     }
 
     fn name(&self, daemon: DaemonId) -> DaemonName {

@@ -13,7 +13,7 @@ use crate::health::Health;
 use crate::models::Model;
 use crate::signals::Signals;
 use std::process::ExitCode;
-use tracing::warn;
+use tracing::{info, warn};
 use weightd_checkpoint::Checkpoint;
 use weightd_core::wire::message::DaemonInfo;
 
@@ -54,7 +54,10 @@ pub fn launch(
     let mut digests = Digests::new(models, checkpoints, &signals);
     let (daemons, past) = match adoption::begin(&setup.dir, wanted, &mut digests, store.as_mut(), kept) {
         Ok(begun) => begun,
-        Err(Halt::Signal) => return Ok(signals.exit_code()),
+        Err(Halt::Signal) => {
+            info!("ended by {} before anything was started", signals.last());
+            return Ok(signals.exit_code());
+        }
         Err(Halt::Error(error)) => return Err(error),
     };
     // The files of the checkpoints are nobody's to keep while their weights are served.

@@ -1,7 +1,7 @@
 //! Who holds each device's memory: what a device's own tools show of it is no process.
 
 use super::Found;
-use super::table::size;
+use super::table::{shown, size};
 use crate::logs::DaemonName;
 use std::collections::{BTreeMap, BTreeSet};
 use weightd_core::content::{DeviceUuid, Generation};
@@ -62,7 +62,10 @@ fn of_daemon(status: &DaemonStatus, activity: Option<&Activity>) -> Vec<(u64, St
         let bytes = size(status.bytes);
         held.push((
             status.bytes,
-            format!("{name}: {bytes} of generation {generation}, {leased}, held by {by}{takes}"),
+            format!(
+                "{name}: {bytes} of generation {generation} ({}), {leased}, held by {by}{takes}",
+                kind(status)
+            ),
         ));
     } else {
         let why = match status.holds {
@@ -87,6 +90,21 @@ fn of_daemon(status: &DaemonStatus, activity: Option<&Activity>) -> Vec<(u64, St
         }
     }
     held
+}
+
+/// What kind of weights they are, and whether `weightd scrub` can prove them.
+fn kind(status: &DaemonStatus) -> String {
+    let key = &status.info.key;
+    let quantization = match key.quantization.as_str() {
+        "" => String::new(),
+        method => format!(", quantization {}", shown(method)),
+    };
+    let checksums = if status.checksums {
+        "checksums"
+    } else {
+        "no checksums"
+    };
+    format!("dtype {}{quantization}, {checksums}", shown(&key.dtype))
 }
 
 /// The processes that lease a generation.

@@ -2,7 +2,7 @@
 
 use super::holds;
 use serde_json::{Map, Value, json};
-use weightd_core::wire::message::{Activity, Confinement, DaemonStatus, ErrorCode, Replace};
+use weightd_core::wire::message::{Activity, Confinement, DaemonStatus, ErrorCode, Holds, Replace};
 
 pub fn object(status: &DaemonStatus, activity: Option<&Activity>) -> Value {
     let (state, generation) = holds(status);
@@ -32,6 +32,7 @@ pub fn object(status: &DaemonStatus, activity: Option<&Activity>) -> Value {
         "bytes": status.bytes,
         "tensors": status.tensors,
         "aliases": status.aliases,
+        "checksums": matches!(status.holds, Holds::Content(_)).then_some(status.checksums),
         "leases": status.leases,
         "leased_bytes": activity.map(leased),
         "served": status.served,

@@ -43,11 +43,11 @@ pub fn run(args: &StatusArgs) -> Result<ExitCode, CliError> {
     if let Some(every) = args.watch {
         return watch::run(args, every);
     }
-    let found = find(&args.place)?;
+    let (dir, found) = find(&args.place)?;
     if args.json {
         say_json(&found)?;
     } else {
-        say(text(&found))?;
+        say(text(&args.place, &dir, &found))?;
     }
     let silent = found
         .iter()
@@ -71,20 +71,21 @@ fn say_json(found: &[Found]) -> Result<(), CliError> {
 }
 
 /// The table, who holds each device's memory, and what the servers gave up.
-fn text(found: &[Found]) -> String {
+fn text(place: &WhereArgs, dir: &Path, found: &[Found]) -> String {
     if found.is_empty() {
-        return "no daemons".to_owned();
+        return node::no_daemons(place, dir);
     }
     [table::lines(found), holders::lines(found), servers::lines(found)]
         .concat()
         .join("\n")
 }
 
-/// Asks every daemon of the directory, or of one instance in it. A directory that does not exist
-/// holds none.
-pub fn find(place: &WhereArgs) -> Result<Vec<Found>, CliError> {
-    let Some(dir) = node::open_dir_if_there(place)? else {
-        return Ok(Vec::new());
+/// Asks every daemon of the directory, whose path comes first, or of one instance in it. A directory that
+/// does not exist holds none.
+pub fn find(place: &WhereArgs) -> Result<(PathBuf, Vec<Found>), CliError> {
+    let dir = match node::open_dir_if_there(place)? {
+        Ok(dir) => dir,
+        Err(absent) => return Ok((absent, Vec::new())),
     };
     let sockets = list(dir.path()).map_err(CliError::failure)?;
     let of_instance = |socket: &PathBuf| {
@@ -102,11 +103,8 @@ pub fn find(place: &WhereArgs) -> Result<Vec<Found>, CliError> {
             let panicked = |_| CliError::failure("asking a daemon panicked; this is a bug in weightd");
             asked.map_err(CliError::failure)?.join().map_err(panicked)
         });
-        Ok(found
-            .collect::<Result<Vec<_>, CliError>>()?
-            .into_iter()
-            .flatten()
-            .collect())
+        let found: Vec<Option<Found>> = found.collect::<Result<_, CliError>>()?;
+        Ok((dir.path().to_owned(), found.into_iter().flatten().collect()))
     })
 }
 

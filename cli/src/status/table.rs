@@ -1,6 +1,7 @@
 //! One line for each daemon, in columns.
 
 use super::{Found, holds};
+use crate::printable::is_hidden;
 use weightd_core::wire::message::DaemonStatus;
 use weightd_socket::path::Named;
 
@@ -85,9 +86,9 @@ fn row(found: &Found) -> [String; 12] {
 }
 
 /// What a publisher says, on one line; and what nobody has said yet of a daemon that waits for one.
-fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     let printed = text.chars().take(TEXT_CHARS).map(|character| match character {
-        control if control.is_control() => char::REPLACEMENT_CHARACTER,
+        hidden if is_hidden(hidden) => char::REPLACEMENT_CHARACTER,
         other => other,
     });
     match text {
@@ -144,7 +145,10 @@ mod tests {
     #[test]
     fn what_publishers_say_stays_in_its_column() {
         assert_eq!(shown(""), "-");
-        assert_eq!(shown("Llama\n\u{1b}[2J"), "Llama\u{fffd}\u{fffd}[2J");
+        assert_eq!(
+            shown("Llama\n\u{1b}[2J\u{202e}"),
+            "Llama\u{fffd}\u{fffd}[2J\u{fffd}"
+        );
         assert_eq!(shown(&"ß".repeat(100)).chars().count(), TEXT_CHARS);
     }
 

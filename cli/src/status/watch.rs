@@ -25,11 +25,12 @@ pub fn run(args: &StatusArgs, every: Duration) -> Result<ExitCode, CliError> {
     let live = std::io::stdout().is_terminal() && !args.json;
     let screen = if live { Some(Screen::enter()?) } else { None };
     loop {
-        let found = find(&args.place)?;
+        let (dir, found) = find(&args.place)?;
+        let page = || page(text(&args.place, &dir, &found), &found);
         match &screen {
             _ if args.json => say_json(&found)?,
-            Some(screen) => screen.show(&page(&found))?,
-            None => say(page(&found))?,
+            Some(screen) => screen.show(&page())?,
+            None => say(page())?,
         }
         if ends_within(&signals, every)? {
             return Ok(signals.exit_code());
@@ -38,12 +39,12 @@ pub fn run(args: &StatusArgs, every: Duration) -> Result<ExitCode, CliError> {
 }
 
 /// The text, and below it which daemons do not answer.
-fn page(found: &[Found]) -> String {
+fn page(text: String, found: &[Found]) -> String {
     let silent = found.iter().filter_map(|found| {
         let why = found.status.as_ref().err()?;
         Some(format!("\n{}: {why}", found.socket.display()))
     });
-    text(found) + &silent.collect::<String>()
+    text + &silent.collect::<String>()
 }
 
 /// Waits for the next round; true where a signal came first.

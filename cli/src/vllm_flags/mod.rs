@@ -15,7 +15,7 @@ use std::ffi::{OsStr, OsString};
 use table::{FLAGS, Flag, SHORT, Takes, Weights};
 
 /// The commands that take a model, or at least its parallel sizes, as vLLM does.
-const TRANSLATED: [&str; 4] = ["preload", "attach", "plan", "serve"];
+const TRANSLATED: [&str; 5] = ["preload", "attach", "plan", "digest", "serve"];
 
 /// The flag whose keys have flags of their own as well.
 const SPECULATIVE: &str = "speculative-config";
@@ -70,21 +70,35 @@ pub fn translate(
     })
 }
 
-/// The flags of a command of ours, as they are spelled, and whether a value follows.
-struct Known(BTreeMap<String, bool>);
+/// The flags of a command of ours, as they are spelled.
+struct Known(BTreeMap<String, Value>);
+
+/// How a flag of ours takes a value.
+enum Value {
+    None,
+    Next,
+    /// Tied to it by `=`, or none; and which there are.
+    Tied(Vec<String>),
+}
 
 impl Known {
     fn of(command: &clap::Command) -> Known {
         let mut known = BTreeMap::new();
         for arg in command.get_arguments() {
-            // A value that has to be attached never stands alone.
-            let takes_value = arg.get_action().takes_values() && !arg.is_require_equals_set();
+            let value = || match (arg.get_action().takes_values(), arg.is_require_equals_set()) {
+                (false, _) => Value::None,
+                (true, false) => Value::Next,
+                (true, true) => {
+                    let values = arg.get_possible_values().into_iter();
+                    Value::Tied(values.map(|value| value.get_name().to_owned()).collect())
+                }
+            };
             let long = arg.get_long().into_iter();
             for name in long.chain(arg.get_all_aliases().into_iter().flatten()) {
-                known.insert(format!("--{name}"), takes_value);
+                known.insert(format!("--{name}"), value());
             }
             if let Some(short) = arg.get_short() {
-                known.insert(format!("-{short}"), takes_value);
+                known.insert(format!("-{short}"), value());
             }
         }
         Known(known)
@@ -97,7 +111,17 @@ impl Known {
 
     /// Whether this argument is a flag whose value is the next one.
     fn takes_next(&self, arg: &str) -> bool {
-        self.0.get(arg).copied().unwrap_or(false)
+        matches!(self.0.get(arg), Some(Value::Next))
+    }
+
+    /// Whether this argument is a flag that is tied to its value, and has none.
+    fn is_untied(&self, arg: &str) -> bool {
+        matches!(self.0.get(arg), Some(Value::Tied(_)))
+    }
+
+    /// Whether a word is a value of this flag that had to be tied to it.
+    fn unties(&self, arg: &str, word: &str) -> bool {
+        matches!(self.0.get(arg), Some(Value::Tied(values)) if values.iter().any(|value| value == word))
     }
 
     /// Whether this argument is one of these flags, perhaps with its value.
@@ -183,8 +207,12 @@ impl Translation {
         let given = self.args.iter().any(given);
         let extra = if given { Some(model.clone()) } else { loose.next() };
         if let Some(extra) = extra {
+            let mut flags = self.args.iter().filter_map(|arg| arg.to_str());
+            // Perhaps it was meant for a value.
+            let untied = flags.find(|flag| self.known.is_untied(flag));
+            let tie = untied.map_or_else(String::new, |flag| format!("; {}", tie(flag, "VALUE")));
             return Err(CliError::Usage(format!(
-                "unexpected argument {extra:?}: the model is named already"
+                "unexpected argument {extra:?}: the model is named already{tie}"
             )));
         }
         self.args.push(with_value("--model", &model));
@@ -216,7 +244,7 @@ impl Translation {
                          the file there",
                     ));
                 }
-                _ => self.foreign(arg),
+                _ => self.foreign(arg)?,
             }
             return Ok(());
         };
@@ -308,11 +336,19 @@ impl Translation {
     }
 
     /// A flag that vLLM does not have.
-    fn foreign(&mut self, arg: String) {
+    fn foreign(&mut self, arg: String) -> Result<(), CliError> {
         self.strange |= !self.known.has(&arg);
+        let next = self.input.front().and_then(|next| next.to_str());
+        if let Some(word) = next.filter(|word| self.known.unties(&arg, word)) {
+            let tie = tie(&arg, word);
+            return Err(CliError::Usage(format!(
+                "{tie} (a model of that name takes --model)"
+            )));
+        }
         let value = self.known.takes_next(&arg).then(|| self.input.pop_front());
         self.args.push(arg.into());
         self.args.extend(value.flatten());
+        Ok(())
     }
 }
 
@@ -352,6 +388,11 @@ fn with_value(long: &str, value: &OsStr) -> OsString {
     let mut arg = OsString::from(format!("{long}="));
     arg.push(value);
     arg
+}
+
+/// How a value is given that had to be tied to its flag.
+fn tie(flag: &str, value: &str) -> String {
+    format!("a value of {flag} takes `=`, as in {flag}={value}")
 }
 
 /// `weightd serve` is told of a model.

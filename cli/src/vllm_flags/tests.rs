@@ -75,6 +75,54 @@ fn a_command_without_a_model_takes_parallel_sizes_and_refuses_what_says_which_we
 }
 
 #[test]
+fn a_digest_is_of_the_model_that_the_other_commands_are_told_of() {
+    means("digest -m m", "digest -m m");
+    for given in ["m", "--model m", "-- m"] {
+        means(&format!("digest {given}"), "digest --model=m");
+    }
+    means(
+        "digest m --revision main --recompute",
+        "digest --revision=main --recompute --model=m",
+    );
+    // How the bytes are spread does not concern them.
+    let ignored = translated("digest m -tp 2 --dtype float16").unwrap();
+    assert_eq!(ignored.args, line("digest --model=m"));
+    assert_eq!(ignored.ignored, ["--tensor-parallel-size", "--dtype"]);
+}
+
+#[test]
+fn a_value_that_had_to_be_tied_to_its_flag_is_no_model() {
+    for given in [
+        "m --verify checksums",
+        "--verify checkpoint --all",
+        "--model m --verify checksums",
+    ] {
+        let error = translated(&format!("attach {given}")).unwrap_err();
+        assert!(
+            error.contains("a value of --verify takes `=`, as in --verify=ch"),
+            "{given}: {error}"
+        );
+    }
+    let misspelt = translated("attach -m m --verify chksums").unwrap_err();
+    assert!(misspelt.contains("\"chksums\""), "{misspelt}");
+    assert!(
+        misspelt.ends_with("a value of --verify takes `=`, as in --verify=VALUE"),
+        "{misspelt}"
+    );
+    means("attach --verify m", "attach --verify --model=m");
+    means(
+        "attach --verify=checksums m",
+        "attach --verify=checksums --model=m",
+    );
+    means(
+        "attach --verify --model checksums",
+        "attach --verify --model=checksums",
+    );
+    let extra = translated("attach m n").unwrap_err();
+    assert!(extra.ends_with("the model is named already"), "{extra}");
+}
+
+#[test]
 fn keys_of_the_speculative_configuration_make_its_json() {
     for given in [
         "-sc.method mtp -sc.model m",

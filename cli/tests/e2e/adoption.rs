@@ -172,17 +172,22 @@ fn another_key_says_what_runs_and_how_to_end_it_and_changes_nothing() {
     orphan(&site, &mut launcher);
     let before = served(&site);
     let cases: [(&Path, u32, &[&str], &str); 6] = [
-        (&model, 1, &[], "daemons, tp_size;"),
-        (&model, 4, &[], "daemons, tp_size;"),
-        (&model, 2, &["--dtype", "float16"], "in dtype;"),
+        (&model, 1, &[], "daemons, tp_size (asked for 1, served 2);"),
+        (&model, 4, &[], "daemons, tp_size (asked for 4, served 2);"),
+        (
+            &model,
+            2,
+            &["--dtype", "float16"],
+            "in dtype (asked for float16, served auto);",
+        ),
         (
             &model,
             2,
             &["--revision", "x", "--key-extra", "kv=fp8"],
-            "in revision, extra.kv;",
+            "in revision (asked for x, served none), extra.kv (asked for fp8, served none);",
         ),
         (&model, 2, &["--no-release"], "in no_release;"),
-        (&other, 2, &[], "in checkpoint;"),
+        (&other, 2, &[], "in checkpoint (asked for digest "),
     ];
     for (model, tp, more, differs) in cases {
         let error = finish(site.on_model("preload", model, tp, more)).error(1);

@@ -165,8 +165,12 @@ fn a_socket_directory_that_is_not_there() {
     let site = Site::new();
     let error = site.attach(&model("qwen3"), 1, &["--all"]).error(1);
     assert_says(&error, &["no socket directory", site.dir().to_str().unwrap()]);
-    assert_eq!(site.run(&["status"]).stdout, "no daemons\n");
-    assert_eq!(site.run(&["stop"]).stdout, "no daemons\n");
+    assert_eq!(site.run(&["status"]).stdout, site.no_daemons());
+    assert_eq!(site.run(&["stop"]).stdout, site.no_daemons());
+    let of_instance = site.no_daemons().replace("daemons", "daemons of instance a");
+    for command in ["status", "stop"] {
+        assert_eq!(site.run(&[command, "--instance", "a"]).stdout, of_instance);
+    }
     assert!(!site.dir().exists());
 }
 

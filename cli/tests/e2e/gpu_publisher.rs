@@ -83,7 +83,10 @@ fn what_an_engine_publishes_on_the_device_is_mapped_by_the_next_and_kept_by_who_
     assert_eq!(*published.weights.get("a").unwrap().fetch().unwrap(), source);
     let old = weightd_blocking::Loader::from(binding(&socket, &key_of("first")));
     let refused = old.attach().unwrap_err().to_string();
-    assert!(refused.contains("processing differ"), "{refused}");
+    assert!(
+        refused.contains("processing (asked for first, served second)"),
+        "{refused}"
+    );
     serve.signal(Signal::INT);
     assert_eq!(serve.code(), 130);
 }

@@ -195,6 +195,11 @@ impl Site {
         launcher
     }
 
+    /// What `weightd status` and `weightd stop` print where there is none.
+    pub fn no_daemons(&self) -> String {
+        format!("no daemons in {}\n", self.dir().display())
+    }
+
     /// What lies in the socket directory, but for the lock files that may stay.
     pub fn left(&self) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.dir()) else {

@@ -10,7 +10,7 @@ use weightd_checkpoint::Checkpoint;
 use weightd_gpu::testing::MappedFile;
 
 /// What an attach says of other weights.
-const OTHER: &str = "something else: checkpoint differ";
+const OTHER: &str = "something else: checkpoint (asked for ";
 /// What it logs when it has read all bytes.
 const READ_ALL: &str = "computed the digest";
 
@@ -220,7 +220,7 @@ fn a_digest_can_be_printed_and_stated() {
     let ran = digest(&[path]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let hex = ran.stdout.trim().to_owned();
-    assert_eq!(digest(&[path, "--recompute"]).stdout.trim(), hex);
+    assert_eq!(digest(&["--model", path, "--recompute"]).stdout.trim(), hex);
     let object: serde_json::Value = serde_json::from_str(&digest(&[path, "--json"]).stdout).unwrap();
     assert_eq!(object["digest"], hex);
     assert_eq!(

@@ -7,9 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 #[test]
-fn a_mismatch_names_the_fields_that_differ() {
+fn a_mismatch_says_what_differs_and_how_to_the_engine_and_in_the_log() {
     let (site, llama) = (Site::new(), model("llama"));
-    let _launcher = site.preload(&llama, 2, &["--key-extra", "kv_cache_dtype=fp8"]);
+    let launcher = site.preload(&llama, 2, &["--key-extra", "kv_cache_dtype=fp8"]);
     let error = |model: &Path, tp: u32, more: &[&str]| {
         let mut args = vec!["--rank", "0"];
         args.extend(more);
@@ -20,26 +20,44 @@ fn a_mismatch_names_the_fields_that_differ() {
         site.attach(&llama, 2, &["--rank", "0", same[0], same[1]]).code,
         Some(0)
     );
+    let bytes = |model: &Path| {
+        let files = fs::read_dir(model).unwrap().map(Result::unwrap);
+        let counted = files.filter(|file| {
+            let name = file.file_name().into_string().unwrap();
+            name == "config.json" || name.ends_with(".safetensors")
+        });
+        counted.map(|file| file.metadata().unwrap().len()).sum::<u64>()
+    };
+    let other_model = format!(
+        "checkpoint (asked for {} bytes, served {} bytes), \
+         model_arch (asked for Qwen3ForCausalLM, served LlamaForCausalLM)",
+        bytes(&model("qwen3")),
+        bytes(&llama)
+    );
     let fields = [
-        (error(&llama, 1, &same), "tp_size"),
+        (error(&llama, 1, &same), "tp_size (asked for 1, served 2)"),
         (
             error(&llama, 2, &["--revision", "main", same[0], same[1]]),
-            "revision",
+            "revision (asked for main, served none)",
         ),
         (
             error(&llama, 2, &["--engine-version", "0.1", same[0], same[1]]),
-            "engine_version",
+            "engine_version (asked for 0.1, served none)",
         ),
-        (error(&llama, 2, &[]), "extra.kv_cache_dtype"),
         (
-            error(&llama, 2, &["--key-extra", "kv_cache_dtype=auto"]),
-            "extra.kv_cache_dtype",
+            error(&llama, 2, &[]),
+            "extra.kv_cache_dtype (asked for none, served fp8)",
         ),
-        (error(&model("qwen3"), 2, &same), "checkpoint, model_arch"),
+        (
+            error(&llama, 2, &["--key-extra", "kv_cache_dtype=a\u{1b}[2J\n"]),
+            r"extra.kv_cache_dtype (asked for a\u{1b}[2J\n, served fp8)",
+        ),
+        (error(&model("qwen3"), 2, &same), &other_model),
     ];
     for (error, fields) in fields {
-        let expected = format!("rank 0: the daemon serves something else: {fields} differ;");
+        let expected = format!("rank 0: the daemon serves something else: {fields};");
         assert!(error.contains(&expected), "{error}");
+        launcher.says(&format!(" in {fields}\n"));
     }
 }
 
@@ -62,13 +80,19 @@ fn one_flipped_byte_in_any_file_of_a_copy_is_another_checkpoint() {
         let copy = copy_of(&llama, &site.path().join(&name));
         flip(&copy.join(&name));
         let error = site.attach(&copy, 1, &["--all"]).error(1);
-        assert!(error.contains("something else: checkpoint differ"), "{error}");
+        assert!(
+            error.contains("something else: checkpoint (asked for "),
+            "{error}"
+        );
     }
     let copy = copy_of(&llama, &site.path().join("config"));
     let config = fs::read_to_string(copy.join("config.json")).unwrap();
     fs::write(copy.join("config.json"), config.replacen('\n', " ", 1)).unwrap();
     let error = site.attach(&copy, 1, &["--all"]).error(1);
-    assert!(error.contains("something else: checkpoint differ"), "{error}");
+    assert!(
+        error.contains("something else: checkpoint (asked for "),
+        "{error}"
+    );
 }
 
 #[test]
@@ -88,7 +112,10 @@ fn a_byte_that_changed_under_restored_times_is_another_checkpoint() {
         .unwrap();
     assert_eq!(fs::metadata(&file).unwrap().modified().unwrap(), modified);
     let error = site.attach(&copy, 1, &["--all"]).error(1);
-    assert!(error.contains("something else: checkpoint differ"), "{error}");
+    assert!(
+        error.contains("something else: checkpoint (asked for "),
+        "{error}"
+    );
     // The weights themselves are those that were loaded.
     site.attach_verified(&llama, 1);
 }

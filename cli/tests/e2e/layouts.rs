@@ -48,7 +48,7 @@ fn whoever_holds_weights_otherwise_is_another_engine() {
         let error = site
             .attach(&llama, 2, &[&["--rank", "0"], more].concat())
             .error(1);
-        let expected = format!("the daemon serves something else: {fields} differ;");
+        let expected = format!("the daemon serves something else: {fields} (asked for ");
         assert!(error.contains(&expected), "{error}");
     };
     differs(&["--layout", "vllm"], "layout");

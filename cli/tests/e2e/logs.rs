@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::fs::File;
 use std::io::{Read, pipe};
+use std::path::Path;
 use std::process::{Child, Stdio};
 
 #[test]
@@ -60,7 +61,10 @@ fn json_lines_carry_rank_and_role_wherever_they_are_about_a_daemon() {
         of(rank, "sent 39 tensors (+0 aliases)");
     }
     of(1, "mismatch with pid ");
-    of(1, " in dtype, extra.a\nb");
+    of(
+        1,
+        r" in dtype (asked for float16, served auto), extra.a\nb (asked for 1, served none)",
+    );
     of(0, "released generation ");
     let model = llama.to_str().unwrap();
     let loaded = lines.iter().find(|line| line["model"] == model).unwrap();
@@ -118,10 +122,8 @@ fn a_stderr_that_is_closed_full_or_read_by_nobody_stops_nothing() {
         drop(command);
         ready(&mut launcher, way);
         // More than a pipe holds, and the queue before it.
-        let name = "x".repeat(8000);
         for _ in 0..40 {
-            site.attach(&qwen, 1, &["--rank", "0", "--key-extra", &format!("{name}=1")])
-                .error(1);
+            cause_a_long_line(&site, &qwen);
         }
         site.attach_verified(&qwen, 1);
         let old = site.status()[0]["pid"].clone();
@@ -141,6 +143,16 @@ fn a_stderr_that_is_closed_full_or_read_by_nobody_stops_nothing() {
         site.assert_clean();
         drop(unread);
     }
+}
+
+/// An engine whose key differs in more than a line has room for.
+fn cause_a_long_line(site: &Site, model: &Path) {
+    let extra = |number| format!("--key-extra={number:064}={}", "x".repeat(64));
+    let extras: Vec<String> = (0..32).map(extra).collect();
+    let mut args = vec!["--rank", "0"];
+    args.extend(extras.iter().map(String::as_str));
+    let error = site.attach(model, 1, &args).error(1);
+    assert!(error.len() > 3500, "{error}");
 }
 
 /// Waits for READY of a launcher whose log nobody sees.
@@ -163,11 +175,9 @@ fn lines_that_were_lost_are_counted_when_stderr_is_read_again() {
     let mut launcher = command.stdout(Stdio::piped()).stderr(theirs).spawn().unwrap();
     drop(command);
     ready(&mut launcher, "unread");
-    let name = "x".repeat(8000);
     // The pipe takes 64 KiB, the queue 256 KiB, and no line is longer than 4 KiB.
     for _ in 0..160 {
-        site.attach(&qwen, 1, &["--rank", "0", "--key-extra", &format!("{name}=1")])
-            .error(1);
+        cause_a_long_line(&site, &qwen);
     }
     let mut log = String::new();
     let mut buffer = [0; 65536];

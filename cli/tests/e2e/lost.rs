@@ -47,6 +47,7 @@ fn info(manifest: &[u8]) -> ContentInfo {
         regions: vec![RegionInfo { handle, bytes: BYTES }],
         tensors: 0,
         aliases: 0,
+        checksums: false,
     }
 }
 
@@ -137,6 +138,8 @@ fn an_engine_that_cannot_import_for_reasons_of_its_own_changes_nothing() {
     site.attach_verified(&model, 1);
     launcher.signal(Signal::INT);
     assert_eq!(launcher.code(), 130);
+    let log = launcher.log();
+    assert_eq!(log.matches("could not import").count(), 1, "{log}");
     site.assert_clean();
 }
 

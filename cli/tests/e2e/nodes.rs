@@ -80,10 +80,8 @@ fn each_node_is_ready_alone_and_serves_its_own_in_any_order() {
             let error = nodes[other]
                 .attach(&nodes[here].site, &llama, 2, &shared)
                 .error(1);
-            assert!(
-                error.contains("the daemon serves something else: tp_rank differ;"),
-                "{error}"
-            );
+            let expected = format!("serves something else: tp_rank (asked for {other}, served {here});");
+            assert!(error.contains(&expected), "{error}");
         }
         for (rank, mut launcher) in launchers {
             launcher.signal(Signal::TERM);
@@ -111,7 +109,7 @@ fn a_pipeline_over_nodes_has_its_draft_on_the_last() {
     let ran = nodes[1].attach(&nodes[1].site, &llama, 1, &of_draft);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let error = nodes[0].attach(&nodes[1].site, &llama, 1, &shared).error(1);
-    assert!(error.contains(": pp_rank differ;"), "{error}");
+    assert!(error.contains(": pp_rank (asked for 0, served 1);"), "{error}");
 }
 
 #[test]
@@ -149,9 +147,12 @@ fn replicas_and_stages_over_four_nodes_are_what_the_plan_of_the_world_says() {
     }
     assert_eq!(planned[2]["placements"][0]["dp_rank"], 1);
     assert_eq!(planned[2]["placements"][0]["dp_rank_local"], 0);
-    for (other, fields) in [(1, "pp_rank, dp_rank"), (0, "dp_rank"), (3, "pp_rank")] {
+    let pp_rank = "pp_rank (asked for 1, served 0)";
+    let dp_rank = "dp_rank (asked for 0, served 1)";
+    let both = format!("{pp_rank}, {dp_rank}");
+    for (other, fields) in [(1, &both[..]), (0, dp_rank), (3, pp_rank)] {
         let error = nodes[other].attach(&nodes[2].site, &llama, 1, &shared).error(1);
-        assert!(error.contains(&format!(": {fields} differ;")), "{error}");
+        assert!(error.contains(&format!(": {fields};")), "{error}");
     }
 }
 
@@ -176,7 +177,7 @@ fn launchers_with_unequal_numbers_of_replicas_share_a_world() {
         assert_eq!(ran.code, Some(0), "{ran:?}");
     }
     let error = nodes[1].attach(&nodes[0].site, &qwen, 1, &shared).error(1);
-    assert!(error.contains(": dp_rank differ;"), "{error}");
+    assert!(error.contains(": dp_rank (asked for 2, served 0);"), "{error}");
 }
 
 #[test]

@@ -87,6 +87,7 @@ pub fn of_model(site: &Site, model: &Path, tp: u32) -> Vec<Publication> {
                     }],
                     tensors: rank.manifest.tensors().len() as u32,
                     aliases: rank.manifest.aliases().len() as u32,
+                    checksums: rank.manifest.checksums().is_some(),
                 },
             },
             descriptors: vec![weightd_gpu::sealed(&manifest).unwrap(), rank.region.fd],

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 #[test]
 fn a_release_takes_nothing_from_those_who_mapped_and_nothing_comes_back() {
     let (site, model) = (Site::new(), model("llama"));
-    let launcher = site.preload(&model, 2, &[]);
+    let mut launcher = site.preload(&model, 2, &[]);
     let (one, other) = (map(&site, &model, 2), map(&site, &model, 2));
     let generation = site.status()[0]["generation"].clone();
 
@@ -42,6 +42,10 @@ fn a_release_takes_nothing_from_those_who_mapped_and_nothing_comes_back() {
     assert_eq!(released(&site), ("released".into(), generation, 0.into()));
     site.attach(&model, 2, &["--rank", "0"]).error(1);
     assert_intact(&other, &model, 2);
+    launcher.signal(Signal::INT);
+    assert_eq!(launcher.code(), 130);
+    let log = launcher.log();
+    assert_eq!(log.matches("released generation").count(), 1, "{log}");
 }
 
 #[test]
@@ -99,5 +103,6 @@ fn an_engine_that_is_killed_takes_nothing_from_others() {
 fn a_release_of_nobody_says_so() {
     let site = Site::new();
     let error = site.run(&["release", "--all"]).error(1);
-    assert!(error.contains("no such daemon"), "{error}");
+    let expected = format!("no such daemon in {}:", site.dir().display());
+    assert!(error.contains(&expected), "{error}");
 }

@@ -13,6 +13,10 @@ fn what_was_loaded_is_proved_without_the_checkpoint() {
     let site = Site::new();
     let copy = copy_of(&model("llamagptq"), &site.path().join("copy"));
     let _launcher = site.preload(&copy, 2, &["--checksums"]);
+    let kind = " (dtype auto, quantization gptq, checksums), ";
+    let text = site.run(&["status"]).stdout;
+    assert_eq!(text.matches(kind).count(), 2, "{text}");
+    assert_eq!(site.status()[0]["checksums"], true);
     let lines = site.json(&["scrub", "--json"]);
     assert_eq!(lines.len(), 2);
     for line in &lines {
@@ -32,7 +36,9 @@ fn what_was_loaded_is_proved_without_the_checkpoint() {
     let ran = site.attach(&copy, 2, &["--all", "--verify=checksums"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert_eq!(ran.stdout.matches(", verified ").count(), 2, "{ran:?}");
-    site.run(&["scrub", "--rank", "7"]).error(1);
+    let error = site.run(&["scrub", "--rank", "7"]).error(1);
+    let expected = format!("no such daemon serves weights in {}:", site.dir().display());
+    assert!(error.contains(&expected), "{error}");
 }
 
 #[test]

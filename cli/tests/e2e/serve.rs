@@ -92,9 +92,8 @@ fn daemons_have_their_names_at_once_and_serve_what_is_published() {
         );
     }
     let first = generation(&site);
-    launcher.says(&format!("rank 0: published: holding generation {first}, "));
     launcher.says(&format!(
-        "rank 0: published by pid {}: serving",
+        "rank 0: published by pid {}: serving generation {first}, ",
         std::process::id()
     ));
     let text = site.run(&["status"]).stdout;
@@ -106,7 +105,6 @@ fn daemons_have_their_names_at_once_and_serve_what_is_published() {
     let again = of_model(&site, &model, 2).remove(0).instead_of(&first);
     let second = again.publish().unwrap().to_string();
     assert_eq!(generation(&site), second);
-    launcher.says(&format!("instead of {first}"));
     site.attach_verified(&model, 2);
     assert_intact(&mapped, &model, 2);
 
@@ -115,6 +113,8 @@ fn daemons_have_their_names_at_once_and_serve_what_is_published() {
     assert!(other.error(1).contains("dtype"), "{other:?}");
     launcher.signal(Signal::INT);
     assert_eq!(launcher.code(), 130);
+    let log = launcher.log();
+    assert_eq!(log.matches("published").count(), 3, "each is told once: {log}");
     site.assert_clean();
 }
 

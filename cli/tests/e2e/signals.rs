@@ -4,29 +4,40 @@ use crate::checkpoints::*;
 use crate::harness::*;
 use rustix::process::Signal;
 
-fn ends_with(which: Signal, code: i32) {
+const LET_GO: &str = "its weights are let go, and free when no engine maps them any more";
+
+/// What a launcher says last, which ended in order.
+#[track_caller]
+fn assert_last_line(launcher: &Running, expected: &str) {
+    let log = launcher.log();
+    assert!(log.lines().last().unwrap().ends_with(expected), "{log}");
+    assert_eq!(log.matches("ended by ").count(), 1, "{log}");
+}
+
+fn ends_with(which: Signal, name: &str, code: i32) {
     let (site, model) = (Site::new(), model("qwen3"));
     let mut launcher = site.preload(&model, 2, &[]);
     let server = launcher.child("server");
     launcher.signal(which);
     assert_eq!(launcher.code(), code);
+    assert_last_line(&launcher, &format!("ended by {name}: {LET_GO}"));
     assert!(!is_alive(&server));
     site.assert_clean();
 }
 
 #[test]
 fn ctrl_c_leaves_nothing_and_exits_with_130() {
-    ends_with(Signal::INT, 130);
+    ends_with(Signal::INT, "SIGINT", 130);
 }
 
 #[test]
 fn a_termination_leaves_nothing_and_exits_with_143() {
-    ends_with(Signal::TERM, 143);
+    ends_with(Signal::TERM, "SIGTERM", 143);
 }
 
 #[test]
 fn a_hang_up_leaves_nothing_and_exits_with_129() {
-    ends_with(Signal::HUP, 129);
+    ends_with(Signal::HUP, "SIGHUP", 129);
 }
 
 #[test]
@@ -64,6 +75,7 @@ fn ctrl_c_while_loading_leaves_nothing() {
     signal(launcher.child("loader"), Signal::STOP);
     launcher.signal(Signal::INT);
     assert_eq!(launcher.code(), 130);
+    assert_last_line(&launcher, "ended by SIGINT: it held no weights");
     assert_eq!(launcher.line(), "");
     site.assert_clean();
 }
@@ -80,11 +92,12 @@ fn stop_ends_a_launcher_with_success_and_returns_when_it_is_over() {
     );
     assert_eq!(site.left(), [""; 0]);
     assert_eq!(launcher.code(), 0);
+    assert_last_line(&launcher, &format!("ended by `weightd stop`: {LET_GO}"));
     site.assert_clean();
     let again = site.run(&["stop"]);
     assert_eq!(
         (again.code, again.stdout.as_str()),
-        (Some(0), "no daemons\n"),
+        (Some(0), &site.no_daemons()[..]),
         "{again:?}"
     );
 }

@@ -86,7 +86,7 @@ fn a_server_that_was_never_led_ends_when_it_is_asked_to_stop() {
     for name in early {
         File::create(site.dir().join(name)).unwrap();
     }
-    assert_eq!(site.run(&["stop"]).stdout, "no daemons\n");
+    assert_eq!(site.run(&["stop"]).stdout, site.no_daemons());
     assert_eq!(server.wait().unwrap().code(), Some(0));
     site.assert_clean();
 }

@@ -42,6 +42,13 @@ fn the_table_names_every_daemon_and_the_list_below_who_holds_and_leases_what() {
     assert_eq!(ran.stdout.matches(&leased).count(), 1, "{ran:?}");
     assert_eq!(ran.stdout.matches("leased by none").count(), 1, "{ran:?}");
 
+    assert_eq!(
+        ran.stdout.matches(" (dtype auto, no checksums), ").count(),
+        2,
+        "{ran:?}"
+    );
+    assert_eq!(site.status()[0]["checksums"], false);
+
     assert_eq!(site.run(&["release", "--rank", "0"]).code, Some(0));
     let ran = site.run(&["status"]);
     let waits = format!(
@@ -51,6 +58,7 @@ fn the_table_names_every_daemon_and_the_list_below_who_holds_and_leases_what() {
     assert!(ran.stdout.contains(&waits), "{ran:?}");
     assert!(ran.stdout.contains("was released"), "{ran:?}");
     let json = &site.status()[0];
+    assert!(json["checksums"].is_null(), "{json}");
     let leases = &json["activity"]["leases"];
     assert_eq!(leases[0]["pid"], std::process::id());
     assert_eq!(leases[0]["generation"], json["generation"]);
@@ -84,11 +92,12 @@ fn a_daemon_that_does_not_answer_has_a_line_and_an_error() {
 fn watching_prints_again_and_again_until_a_signal() {
     let (site, qwen) = (Site::new(), model("qwen3"));
     let mut watch = site.start(site.weightd(&["status", "--watch", "0.1"]));
-    assert_eq!(watch.line(), "no daemons");
+    let none = site.no_daemons();
+    assert_eq!(watch.line(), none.trim_end());
     let _launcher = site.preload(&qwen, 1, &[]);
     for _ in 0..2 {
         let mut line = watch.line();
-        while line == "no daemons" {
+        while line == none.trim_end() {
             line = watch.line();
         }
         while !line.contains("serving") {

@@ -212,6 +212,7 @@ fn a_unit_that_is_restarted_keeps_its_names_and_one_that_is_asked_to_stop_leaves
     launcher.signal(Signal::TERM);
     assert_eq!(launcher.code(), 143);
     wait_until("all processes are gone", || site.processes().is_empty());
+    launcher.says("ended by SIGTERM: the service manager keeps its weights for the next launcher");
     assert_eq!(manager.said("STOPPING=1"), 1);
     assert_eq!(
         site.left().len(),
@@ -231,6 +232,7 @@ fn a_unit_that_is_restarted_keeps_its_names_and_one_that_is_asked_to_stop_leaves
         "{ran:?}"
     );
     assert_eq!(launcher.code(), 0);
+    launcher.says("ended by `weightd stop`: its weights are let go");
     assert_eq!(manager.names(), [""; 0]);
     site.assert_clean();
 }
@@ -239,7 +241,8 @@ fn a_unit_that_is_restarted_keeps_its_names_and_one_that_is_asked_to_stop_leaves
 fn a_release_is_answered_when_the_manager_has_let_go_and_is_not_undone_by_a_restart() {
     let (site, model) = (Site::new(), model("qwen3"));
     let manager = Manager::new(&site);
-    let mut launcher = manager.preload(&site, &model, 1);
+    let mut launcher = manager.start(&site, &site.on_model("preload", &model, 1, &["--log", "debug"]));
+    launcher.ready();
     manager.has_all(1);
     let generation = site.generations();
     manager.state.hangs.store(true, Ordering::Relaxed);

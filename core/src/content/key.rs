@@ -1,9 +1,10 @@
 //! The key: does a daemon's content belong to this engine?
 
-use super::Role;
+use super::{Difference, Role};
 use serde::{Deserialize, Serialize};
 use speedy::{Endianness, Readable, Writable};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 /// Which bytes a checkpoint consists of, as far as one side knows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Readable, Writable)]
@@ -29,6 +30,17 @@ impl CheckpointId {
         match (self.files, other.files) {
             (Some(ours), Some(theirs)) if ours == theirs => Ternary::Yes,
             _ => Ternary::Unknown,
+        }
+    }
+
+    /// What tells it from another one, for a person.
+    fn unlike(&self, other: &CheckpointId) -> String {
+        if self.bytes != other.bytes {
+            format!("{} bytes", self.bytes)
+        } else if self.digest != other.digest {
+            format!("digest {}", Value::Hash(self.digest))
+        } else {
+            format!("files {}", Value::Hash(self.files))
         }
     }
 }
@@ -114,6 +126,28 @@ const PLACEMENT: [&str; 7] = [
     "tp_size", "tp_rank", "pp_size", "pp_rank", "role", "dp_size", "dp_rank",
 ];
 
+/// What a field holds, as far as fields are alike.
+#[derive(PartialEq, Eq)]
+enum Value<'a> {
+    Number(u32),
+    Flag(bool),
+    Text(&'a str),
+    Hash(Option<[u8; 32]>),
+}
+
+/// For a person: of hashes, as many digits as tell one from another.
+impl fmt::Display for Value<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Number(number) => write!(f, "{number}"),
+            Value::Flag(flag) => write!(f, "{flag}"),
+            Value::Text("") | Value::Hash(None) => f.write_str("none"),
+            Value::Text(text) => f.write_str(text),
+            Value::Hash(Some(hash)) => hash[..4].iter().try_for_each(|byte| write!(f, "{byte:02x}")),
+        }
+    }
+}
+
 impl Key {
     /// The names of all fields of the placement that differ: which shard of a model it is, and for which
     /// role. A daemon that takes whatever is published for its place compares nothing else.
@@ -141,14 +175,54 @@ impl Key {
         if matches!(checkpoint, Ternary::No) {
             fields.push("checkpoint".to_owned());
         }
-        macro_rules! differs {
-            ($($field:ident),*) => {
-                $(if self.$field != other.$field {
-                    fields.push(stringify!($field).to_owned());
-                })*
+        for ((name, ours), (_, theirs)) in self.plain().into_iter().zip(other.plain()) {
+            if ours != theirs {
+                fields.push(name.to_owned());
+            }
+        }
+        let names: BTreeSet<_> = self.extra.keys().chain(other.extra.keys()).collect();
+        for name in names {
+            if self.extra.get(name) != other.extra.get(name) {
+                fields.push(format!("extra.{name}"));
+            }
+        }
+        match (fields.is_empty(), checkpoint) {
+            (false, _) => Comparison::Different(fields),
+            (true, Ternary::Unknown) => Comparison::Unknown,
+            (true, _) => Comparison::Same,
+        }
+    }
+
+    /// What is served, by this key, and what was asked for, in each of the `fields` that
+    /// [`compare`](Key::compare) names.
+    pub fn differences(&self, asked: &Key, fields: &[String]) -> Vec<Difference> {
+        let difference =
+            |field: &String| Difference::new(field, &asked.shown(field, self), &self.shown(field, asked));
+        fields.iter().map(difference).collect()
+    }
+
+    /// What a field holds, for a person who sees another key's beside it.
+    fn shown(&self, field: &str, other: &Key) -> String {
+        if field == "checkpoint" {
+            return self.checkpoint.unlike(&other.checkpoint);
+        }
+        if let Some(name) = field.strip_prefix("extra.") {
+            // An entry may be empty, which is not the same as none.
+            return match self.extra.get(name).map(String::as_str) {
+                Some("") => "\"\"".to_owned(),
+                entry => Value::Text(entry.unwrap_or_default()).to_string(),
             };
         }
-        differs!(
+        let mut plain = self.plain().into_iter();
+        let value = plain.find(|(name, _)| *name == field);
+        value.map_or_else(String::new, |(_, value)| value.to_string())
+    }
+
+    /// All fields but the checkpoint, which is compared by what is known of it, and `extra`, in their order.
+    fn plain(&self) -> [(&'static str, Value<'_>); 17] {
+        use Value::{Flag, Hash, Number, Text};
+        let Key {
+            checkpoint: _,
             model_arch,
             tp_size,
             tp_rank,
@@ -165,19 +239,28 @@ impl Key {
             enable_expert_parallel,
             expert_placement_strategy,
             layout,
-            processing
-        );
-        let names: std::collections::BTreeSet<_> = self.extra.keys().chain(other.extra.keys()).collect();
-        for name in names {
-            if self.extra.get(name) != other.extra.get(name) {
-                fields.push(format!("extra.{name}"));
-            }
-        }
-        match (fields.is_empty(), checkpoint) {
-            (false, _) => Comparison::Different(fields),
-            (true, Ternary::Unknown) => Comparison::Unknown,
-            (true, _) => Comparison::Same,
-        }
+            processing,
+            extra: _,
+        } = self;
+        [
+            ("model_arch", Text(model_arch)),
+            ("tp_size", Number(*tp_size)),
+            ("tp_rank", Number(*tp_rank)),
+            ("dtype", Text(dtype)),
+            ("quantization", Text(quantization)),
+            ("quant_config_hash", Hash(*quant_config_hash)),
+            ("revision", Text(revision)),
+            ("engine_version", Text(engine_version)),
+            ("pp_size", Number(*pp_size)),
+            ("pp_rank", Number(*pp_rank)),
+            ("role", Text(role.name())),
+            ("dp_size", Number(*dp_size)),
+            ("dp_rank", Number(*dp_rank)),
+            ("enable_expert_parallel", Flag(*enable_expert_parallel)),
+            ("expert_placement_strategy", Text(expert_placement_strategy)),
+            ("layout", Text(layout)),
+            ("processing", Text(processing)),
+        ]
     }
 }
 
@@ -231,6 +314,78 @@ mod tests {
             key().compare(&all),
             Comparison::Different(names),
             "all fields, in order"
+        );
+    }
+
+    #[test]
+    fn a_difference_says_what_is_served_and_what_was_asked_for() {
+        type Change = (fn(&mut Key), &'static str);
+        let hash = |byte| Some([byte; 32]);
+        let mut served = key();
+        served.checkpoint.digest = hash(0xab);
+        served.quant_config_hash = hash(0xcd);
+        served.extra.insert("kv".into(), String::new());
+        let changes: &[Change] = &[
+            (
+                |k| k.checkpoint.bytes = 11,
+                "checkpoint (asked for 11 bytes, served 10 bytes)",
+            ),
+            (
+                |k| k.checkpoint.digest = Some([0x12; 32]),
+                "checkpoint (asked for digest 12121212, served digest abababab)",
+            ),
+            (|k| k.tp_size = 4, "tp_size (asked for 4, served 2)"),
+            (
+                |k| k.dtype = "float16".into(),
+                "dtype (asked for float16, served auto)",
+            ),
+            (
+                |k| k.quantization = "fp8".into(),
+                "quantization (asked for fp8, served none)",
+            ),
+            (
+                |k| k.quant_config_hash = None,
+                "quant_config_hash (asked for none, served cdcdcdcd)",
+            ),
+            (|k| k.role = Role::Draft, "role (asked for draft, served target)"),
+            (
+                |k| k.enable_expert_parallel = true,
+                "enable_expert_parallel (asked for true, served false)",
+            ),
+            (
+                |k| k.processing = "a\nb".into(),
+                r"processing (asked for a\nb, served stored)",
+            ),
+            (
+                |k| drop(k.extra.remove("kv")),
+                "extra.kv (asked for none, served \"\")",
+            ),
+        ];
+        for (change, expected) in changes {
+            let mut asked = served.clone();
+            change(&mut asked);
+            let Comparison::Different(fields) = served.compare(&asked) else {
+                panic!("{expected}")
+            };
+            let differences = served.differences(&asked, &fields);
+            assert_eq!(Difference::list(&differences), *expected);
+        }
+        // Whether these are the same is not known, and never will be.
+        let (mut served, mut asked) = (key(), key());
+        let unknown = |served: &Key, asked: &Key| {
+            let differences = served.differences(asked, &["checkpoint".to_owned()]);
+            Difference::list(&differences)
+        };
+        asked.checkpoint.files = None;
+        assert_eq!(
+            unknown(&served, &asked),
+            "checkpoint (asked for files none, served files 01010101)"
+        );
+        served.checkpoint.files = None;
+        asked.checkpoint.digest = hash(0x12);
+        assert_eq!(
+            unknown(&served, &asked),
+            "checkpoint (asked for digest 12121212, served digest none)"
         );
     }
 

@@ -3,7 +3,7 @@
 use super::Input;
 use super::ledger::{Fd, Ledger};
 use super::world::{EPOCH, content, device, info, key, place, publishable};
-use crate::content::{Generation, HandleKind, Key};
+use crate::content::{Difference, Generation, HandleKind, Key};
 use crate::peer::{Facts, FileKind};
 use crate::wire::Message;
 use crate::wire::message::{
@@ -159,7 +159,7 @@ pub fn to_engine(input: &mut Input<'_>) -> Message {
         }
         .into(),
         4 => Mismatch {
-            fields: vec!["dtype".to_owned(); input.below(3)],
+            fields: vec![Difference::new("dtype", "auto", "float16"); input.below(3)],
         }
         .into(),
         5 => NeedDigest {}.into(),

@@ -9,7 +9,7 @@ use super::client::{Client, Inquiry, NoAnswer, Step};
 use super::patience::Patience;
 use super::reap::Bundle;
 use super::{AttachError, AttachOptions, ConnectFailure, Fault};
-use crate::content::{Comparison, DeviceUuid, Generation, Key};
+use crate::content::{Comparison, DeviceUuid, Difference, Generation, Key};
 use crate::peer::Peer;
 use crate::time::{Now, Span};
 use crate::wire::message::{
@@ -31,8 +31,11 @@ pub enum PublishError {
     Daemon(#[from] AttachError),
     #[error("this daemon takes its content from its launcher only: start one with `weightd serve`")]
     NotTaken,
-    #[error("this daemon is for another place: {} differ; start it and the engine with the same parallel sizes and devices", fields.join(", "))]
-    Misplaced { fields: Vec<String> },
+    #[error(
+        "this daemon is for another place: {}; start it and the engine with the same parallel sizes and devices",
+        Difference::list(fields)
+    )]
+    Misplaced { fields: Vec<Difference> },
     #[error("the daemon holds this content already, as generation {generation}: attach to it")]
     Held { generation: Generation },
     #[error("something else was published or released meanwhile: {why}; attach, or publish again")]
@@ -114,8 +117,7 @@ pub struct Publish<F> {
 impl<F> Publish<F> {
     /// Of content of this key, which names what was done to the weights as its `processing`.
     pub fn new(options: &AttachOptions, key: Key) -> Publish<F> {
-        let misplaced = key.role != options.role;
-        let fields = || vec!["role".to_owned()];
+        let misplaced = options.misplaced(&key);
         Publish {
             device: options.device,
             uid: options.uid,
@@ -129,7 +131,7 @@ impl<F> Publish<F> {
             dropped: false,
             lease_broke: false,
             filled: None,
-            end: misplaced.then(|| Err(PublishError::Misplaced { fields: fields() })),
+            end: misplaced.map(|role| Err(PublishError::Misplaced { fields: vec![role] })),
             key,
         }
     }
@@ -251,6 +253,7 @@ impl<F> Publish<F> {
         self.replace = info.publish.ok_or(PublishError::NotTaken)?;
         let fields = info.key.misplaced(&self.key);
         if !fields.is_empty() {
+            let fields = info.key.differences(&self.key, &fields);
             return Err(PublishError::Misplaced { fields });
         }
         self.expects = match status.holds {

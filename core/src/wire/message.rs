@@ -14,7 +14,7 @@ pub use confinement::Confinement;
 
 use super::frame::{Header, MAX_BODY};
 use crate::content::manifest::Region;
-use crate::content::{DeviceUuid, Generation, HandleKind, Key, Manifest};
+use crate::content::{DeviceUuid, Difference, Generation, HandleKind, Key, Manifest};
 use speedy::{Endianness, Readable, Writable};
 use thiserror::Error;
 
@@ -250,6 +250,8 @@ pub struct ContentInfo {
     pub tensors: u32,
     /// Aliases in the manifest.
     pub aliases: u32,
+    /// Whether the manifest has checksums.
+    pub checksums: bool,
 }
 
 impl ContentInfo {
@@ -264,6 +266,7 @@ impl ContentInfo {
             regions: manifest.regions().iter().map(region).collect(),
             tensors: manifest.tensors().len() as u32,
             aliases: manifest.aliases().len() as u32,
+            checksums: manifest.checksums().is_some(),
         }
     }
 
@@ -336,9 +339,9 @@ pub struct State {
 /// The key differs.
 #[derive(Clone, Debug, PartialEq, Eq, Readable, Writable)]
 pub struct Mismatch {
-    /// The names of all fields that differ, in the key's order.
+    /// All fields that differ, in the key's order.
     #[speedy(length_type = u16)]
-    pub fields: Vec<String>,
+    pub fields: Vec<Difference>,
 }
 
 /// Whether the checkpoints are equal takes a digest: compute it and ask again.
@@ -438,6 +441,8 @@ pub struct DaemonStatus {
     pub tensors: u32,
     /// Aliases of the current content.
     pub aliases: u32,
+    /// Whether the current content has checksums, by which it can be proved.
+    pub checksums: bool,
     /// Open leases of all generations.
     pub leases: u32,
     /// How many times content was sent.

@@ -381,6 +381,7 @@ fn lies(world: &World, lie: usize) -> (ContentInfo, Vec<Fd>) {
         regions: vec![RegionInfo { handle, bytes: 1000 }],
         tensors: 1,
         aliases: 0,
+        checksums: false,
     };
     let host = told(HandleKind::Memfd);
     match lie {

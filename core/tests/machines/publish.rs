@@ -4,7 +4,7 @@ use crate::ledger::Fd;
 use crate::scripted::{self, Act, GENERATION};
 use crate::world::{UID, content, device, key, publishable};
 use std::cell::Cell;
-use weightd_core::content::Generation;
+use weightd_core::content::{Difference, Generation};
 use weightd_core::machine::{
     AttachError, AttachOptions, ConnectFailure, Fault, Filled, Publish, PublishError, PublishStep, Published,
 };
@@ -104,6 +104,7 @@ fn holding(holds: Holds, replace: Replace) -> Act {
         bytes: 8,
         tensors: 0,
         aliases: 0,
+        checksums: false,
         leases: 0,
         served: 0,
         reloads: 0,
@@ -475,7 +476,7 @@ fn a_draft_is_not_published_in_a_targets_place_before_anybody_is_asked() {
         ..hasty()
     };
     let run = drive(options, Work::default(), takes);
-    let fields = vec!["role".to_owned()];
+    let fields = vec![Difference::new("role", "target", "draft")];
     assert_eq!(run.end, Err(PublishError::Misplaced { fields }));
     assert_eq!(run.connects, 0);
 }

@@ -3,7 +3,7 @@
 use crate::ledger::Fd;
 use crate::scripted::{self, Act, GENERATION};
 use crate::world::{UID, content, device, frame, key};
-use weightd_core::content::Generation;
+use weightd_core::content::{Difference, Generation};
 use weightd_core::machine::{
     Attach, AttachError, AttachOptions, AttachStep, Client, ConnectFailure, Exchange, Fault, Mode, Outcome,
     Step,
@@ -99,7 +99,7 @@ fn absent() -> Act {
 fn differs() -> Act {
     Act::Says(
         Mismatch {
-            fields: vec!["dtype".into()],
+            fields: vec![Difference::new("dtype", "auto", "float16")],
         }
         .into(),
     )

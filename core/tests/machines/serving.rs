@@ -1,7 +1,7 @@
 //! Loading, arming, attaching, and what an engine is told that cannot attach.
 
 use crate::world::*;
-use weightd_core::content::{Generation, Role};
+use weightd_core::content::{Difference, Generation, Role};
 use weightd_core::machine::{
     AttachError, AttachOptions, HandoverEvent, Machine, Mode, Outcome, ServerEvent, VaultEvent,
 };
@@ -129,14 +129,18 @@ fn a_mismatch_names_all_fields_and_is_not_retried() {
     other.dtype = "float16".into();
     other.tp_rank = 1;
     other.extra.insert("kv_cache_dtype".into(), "fp8".into());
+    let fields = ["tp_rank", "dtype", "extra.kv_cache_dtype"].map(String::from);
+    let fields = key(0).differences(&other, &fields);
     let engine = world.attach(0, patient(), other);
     world.run();
-    let fields: Vec<String> = ["tp_rank", "dtype", "extra.kv_cache_dtype"]
-        .map(String::from)
-        .into();
     let mismatch = AttachError::Mismatch {
         fields: fields.clone(),
     };
+    assert_eq!(
+        mismatch.to_string(),
+        "the daemon serves something else: tp_rank (asked for 1, served 0), dtype (asked for float16, served auto), \
+         extra.kv_cache_dtype (asked for fp8, served none); start it and the engine with the same model and options"
+    );
     assert_eq!(world.engines[engine].end, Some(End::Failed(mismatch)));
     let mismatched = ServerEvent::Mismatched {
         daemon: 0,
@@ -149,7 +153,8 @@ fn a_mismatch_names_all_fields_and_is_not_retried() {
 
 #[test]
 fn a_digest_is_asked_for_and_decides() {
-    for (daemons_digest, expected) in [([9; 32], None), ([8; 32], Some("checkpoint"))] {
+    let other = "checkpoint (asked for digest 09090909, served digest 08080808)";
+    for (daemons_digest, expected) in [([9; 32], None), ([8; 32], Some(other))] {
         let mut world = World::ready();
         world.loader.as_mut().unwrap().digest(Digest {
             daemon: 0,
@@ -166,11 +171,11 @@ fn a_digest_is_asked_for_and_decides() {
                 assert_eq!(engine.log, ["connect", "digest", "connect", "import", "build"]);
                 assert!(matches!(engine.end, Some(End::Done(Outcome::Mapped { .. }))));
             }
-            Some(field) => {
-                let mismatch = AttachError::Mismatch {
-                    fields: vec![field.into()],
+            Some(other) => {
+                let Some(End::Failed(AttachError::Mismatch { fields })) = &engine.end else {
+                    panic!("{:?}", engine.end)
                 };
-                assert_eq!(engine.end, Some(End::Failed(mismatch)));
+                assert_eq!(Difference::list(fields), other);
             }
         }
         world.finish();
@@ -271,7 +276,9 @@ fn the_key_is_compared_before_the_digest_and_the_digest_before_the_content() {
     world.say(raw, ask(|_| {}), vec![]);
     world.run();
     let heard = world.heard(raw);
-    assert!(matches!(&heard[0], Message::Mismatch(mismatch) if mismatch.fields == ["pp_size"]));
+    assert!(
+        matches!(&heard[0], Message::Mismatch(mismatch) if mismatch.fields[..] == [Difference::new("pp_size", "2", "1")])
+    );
     assert!(matches!(&heard[1], Message::NeedDigest(_)));
     let Message::Failure(failure) = &heard[2] else {
         panic!("{heard:?}")
@@ -290,7 +297,7 @@ fn a_role_that_is_not_the_engines_is_a_mismatch_without_a_request() {
     let engine = world.attach(0, options, key(0));
     world.run();
     let mismatch = AttachError::Mismatch {
-        fields: vec!["role".into()],
+        fields: vec![Difference::new("role", "target", "draft")],
     };
     assert_eq!(world.engines[engine].end, Some(End::Failed(mismatch)));
     assert_eq!(world.engines[engine].log, [""; 0], "nothing was asked");

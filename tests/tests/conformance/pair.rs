@@ -385,6 +385,7 @@ impl<C: Subject, S: Subject> Stage for Pair<C, S> {
             }],
             tensors: 1,
             aliases: 1,
+            checksums: false,
         };
         let region = Given::Sealed(vec![content.mark; content.bytes as usize]);
         (info, vec![Given::Sealed(manifest), region])

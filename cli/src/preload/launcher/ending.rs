@@ -1,9 +1,10 @@
 //! The end of a launcher: its children first, and in order.
 
-use super::{Launcher, Loading};
+use super::{End, Launcher, Loading, Store};
 use std::time::{Duration, Instant};
-use tracing::warn;
+use tracing::{info, warn};
 use weightd_core::machine::VaultEvent;
+use weightd_core::wire::message::{DaemonId, Holds};
 
 /// How long a server may take to end when it is asked.
 const SERVER_ENDS_WITHIN: Duration = Duration::from_secs(3);
@@ -26,6 +27,26 @@ impl Launcher {
         // Gone already, unless it did not listen.
         server.end();
         in_order
+    }
+
+    /// Says why it ended, and what became of its weights. A failure says so itself.
+    pub(super) fn say_end(&self, end: &End) {
+        let by = match end {
+            End::Signal => self.signals.last(),
+            End::Asked if self.ready => "`weightd stop`",
+            End::Asked | End::Failed(_) => return,
+        };
+        let vault = self.driver.machine();
+        let mut daemons = 0..self.daemons.claims.len() as DaemonId;
+        let held = daemons.any(|daemon| matches!(vault.holds(daemon), Some(Holds::Content(_))));
+        let kept =
+            matches!(end, End::Signal) && self.serving && self.store.as_ref().is_some_and(Store::lasts);
+        let weights = match (held, kept) {
+            (false, _) => "it held no weights",
+            (true, true) => "the service manager keeps its weights for the next launcher",
+            (true, false) => "its weights are let go, and free when no engine maps them any more",
+        };
+        info!("ended by {by}: {weights}");
     }
 
     /// Lets the server answer whoever asked for the end. A second signal does not wait for it, and is

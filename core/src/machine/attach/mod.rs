@@ -100,10 +100,8 @@ impl<F> Attach<F> {
             key,
         };
         // A draft's loader with a target's key, or the reverse: a mismatch before any request.
-        if attach.key.role != attach.options.role {
-            attach.finish(AttachError::Mismatch {
-                fields: vec!["role".to_owned()],
-            });
+        if let Some(role) = attach.options.misplaced(&attach.key) {
+            attach.finish(AttachError::Mismatch { fields: vec![role] });
         }
         attach
     }

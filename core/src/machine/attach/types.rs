@@ -1,7 +1,7 @@
 //! What goes into an attach and what comes out of it.
 
 use crate::content::manifest::Region;
-use crate::content::{DeviceUuid, Generation, Manifest, Role};
+use crate::content::{DeviceUuid, Difference, Generation, Key, Manifest, Role};
 use crate::machine::AskError;
 use crate::time::Span;
 use crate::wire::FrameError;
@@ -57,6 +57,11 @@ impl AttachOptions {
             uid,
         }
     }
+
+    /// That the key is for another role than the engine loads for, as a daemon of that one would say.
+    pub(in crate::machine) fn misplaced(&self, key: &Key) -> Option<Difference> {
+        (key.role != self.role).then(|| Difference::new("role", key.role.name(), self.role.name()))
+    }
 }
 
 /// Why no connection could be made.
@@ -96,8 +101,11 @@ pub enum AttachError {
     Local { why: String },
     #[error("the connection to the daemon broke: {why}; see the daemon's log")]
     Broken { why: String },
-    #[error("the daemon serves something else: {} differ; start it and the engine with the same model and options", fields.join(", "))]
-    Mismatch { fields: Vec<String> },
+    #[error(
+        "the daemon serves something else: {}; start it and the engine with the same model and options",
+        Difference::list(fields)
+    )]
+    Mismatch { fields: Vec<Difference> },
     #[error("empty: {why}")]
     Empty { why: String },
     #[error("released: {why}")]
@@ -310,7 +318,7 @@ mod tests {
             |state| state.content.regions[1].bytes -= 1,
             |state| state.content.regions[0].handle = HandleKind::CudaFd,
             |state| state.content.regions.swap(0, 1),
-            |state| drop(state.content.regions.pop()),
+            |state| state.content.regions.truncate(1),
             |state| state.content.manifest_bytes += 1,
             |state| state.content.tensors += 1,
             |state| state.device_uuid = DeviceUuid([2; 16]),

@@ -16,7 +16,7 @@ use super::contain::{Panicked, contain};
 use super::link::Link;
 use super::reap::Reaper;
 use super::{ConnId, Ends, Origin, Output};
-use crate::content::Generation;
+use crate::content::{Difference, Generation};
 use crate::peer::Peer;
 use crate::time::{Now, Span};
 use crate::wire::message::{Confinement, DaemonId, DaemonInfo, ErrorCode};
@@ -127,7 +127,7 @@ pub enum ServerEvent {
         /// The engine's process.
         pid: u32,
         /// The fields that differ.
-        fields: Vec<String>,
+        fields: Vec<Difference>,
     },
     /// An engine leased a generation.
     Leased {

@@ -2,7 +2,7 @@
 
 use super::daemon::{PendingRelease, Slot};
 use super::{ConnId, Server, ServerEvent};
-use crate::content::{Comparison, Generation};
+use crate::content::{Comparison, Difference, Generation};
 use crate::time::Now;
 use crate::wire::Message;
 use crate::wire::message::{
@@ -55,10 +55,14 @@ impl<F> Server<F> {
         }
         match daemon.info.key.compare(&ask.key) {
             Comparison::Same => {}
-            Comparison::Different(fields) => return self.mismatch(id, on, request, fields),
+            Comparison::Different(fields) => {
+                let fields = daemon.info.key.differences(&ask.key, &fields);
+                return self.mismatch(id, on, request, fields);
+            }
             // Only its publisher could have said it, and did not.
             Comparison::Unknown if is_publishable && daemon.info.key.checkpoint.digest.is_none() => {
-                return self.mismatch(id, on, request, vec!["checkpoint".to_owned()]);
+                let fields = daemon.info.key.differences(&ask.key, &["checkpoint".to_owned()]);
+                return self.mismatch(id, on, request, fields);
             }
             Comparison::Unknown if ask.key.checkpoint.digest.is_none() => {
                 self.reply(id, request, NeedDigest {});
@@ -124,7 +128,7 @@ impl<F> Server<F> {
         self.event(sent);
     }
 
-    fn mismatch(&mut self, id: ConnId, on: DaemonId, request: u32, fields: Vec<String>) {
+    fn mismatch(&mut self, id: ConnId, on: DaemonId, request: u32, fields: Vec<Difference>) {
         let Some(daemon) = self.daemons.get_mut(&on) else {
             return;
         };
@@ -227,6 +231,7 @@ impl<F> Server<F> {
             bytes: content.map_or(0, |info| info.bytes()),
             tensors: content.map_or(0, |info| info.tensors),
             aliases: content.map_or(0, |info| info.aliases),
+            checksums: content.is_some_and(|info| info.checksums),
             leases: daemon.open_leases(),
             served: daemon.served,
             reloads: daemon.reloads,

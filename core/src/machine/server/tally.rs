@@ -1,6 +1,7 @@
 //! What a daemon was asked so far, counted; and who leases.
 
 use super::{ConnId, Server};
+use crate::content::Difference;
 use crate::machine::Origin;
 use crate::wire::message::{
     Activity, CodeCount, DaemonId, ErrorCode, FieldCount, Lease, MAX_GENERATIONS_LISTED, MAX_LEASES_LISTED,
@@ -24,10 +25,10 @@ impl Tally {
     }
 
     /// A key differed in these fields.
-    pub fn mismatched(&mut self, fields: &[String]) {
+    pub fn mismatched(&mut self, fields: &[Difference]) {
         self.mismatches += 1;
         let mut counted_extra = false;
-        for field in fields {
+        for Difference { field, .. } in fields {
             // The client makes these names.
             let field = if field.starts_with("extra.") {
                 "extra"

@@ -1,7 +1,7 @@
 //! Content that comes in: from a loader, and, where clients may publish, from them by way of the server.
 
 use super::{Content, Holding, Vault, VaultEvent};
-use crate::content::{Comparison, Generation, MAX_KEY};
+use crate::content::{Comparison, Difference, Generation, MAX_KEY};
 use crate::machine::descriptors::taken;
 use crate::machine::{ConnId, Origin, check_descriptors};
 use crate::peer::Facts;
@@ -108,7 +108,7 @@ fn conflict<F>(holding: &Holding<F>, publish: &Publish) -> Option<String> {
     if !fields.is_empty() {
         return Some(format!(
             "the content's key differs from the daemon's in {}",
-            fields.join(", ")
+            Difference::list(&ours.differences(&publish.key, &fields))
         ));
     }
     let current = holding.content.as_ref().ok().map(|content| content.generation);

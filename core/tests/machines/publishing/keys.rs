@@ -31,7 +31,7 @@ fn a_key_of_another_place_is_a_conflict_that_names_it_and_everything_else_is_the
             world.run();
             let (code, retryable, why) = failure(&mut world, raw);
             assert_eq!((code, retryable), (ErrorCode::Conflict, false));
-            assert!(why.ends_with(&format!("in {field}")), "{why}");
+            assert!(why.contains(&format!("in {field} (asked for ")), "{why}");
         }
         assert_eq!(status(&mut world, 0).holds, holds);
         let mut right = publication(0, expects, content(64, &[5]));

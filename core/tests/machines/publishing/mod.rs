@@ -130,7 +130,7 @@ fn served(world: &mut World, daemon: DaemonId) -> Result<Generation, ErrorCode> 
 
 fn mismatch(world: &mut World, daemon: DaemonId, key: Key) -> Vec<String> {
     match get_state(world, daemon, key) {
-        Message::Mismatch(mismatch) => mismatch.fields,
+        Message::Mismatch(mismatch) => mismatch.fields.into_iter().map(|differs| differs.field).collect(),
         other => panic!("{other:?}"),
     }
 }

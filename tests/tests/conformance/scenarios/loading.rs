@@ -1,7 +1,7 @@
 //! Engines that map, or load from disk.
 
 use crate::stage::*;
-use weightd_core::content::{CheckpointId, Key, Role};
+use weightd_core::content::{CheckpointId, Difference, Key, Role};
 use weightd_core::machine::{AttachError, Limits};
 use weightd_core::time::Span;
 use weightd_core::wire::Message;
@@ -74,7 +74,7 @@ pub fn a_mismatch_names_every_field_and_is_not_asked_again<S: Stage>() {
     key.extra.insert("kv".to_owned(), "fp8".to_owned());
     let fields = ["tp_size", "dtype", "processing", "extra.kv"].map(str::to_owned);
     let mismatch = AttachError::Mismatch {
-        fields: fields.to_vec(),
+        fields: processed("stored").differences(&key, &fields),
     };
     let end = stage.try_out(Order::load().keyed(key.clone()));
     assert_eq!(end, End::Disk(mismatch.clone()));
@@ -86,20 +86,22 @@ pub fn a_mismatch_names_every_field_and_is_not_asked_again<S: Stage>() {
 pub fn a_draft_with_a_targets_key_is_a_mismatch_before_anybody_is_asked<S: Stage>() {
     // There is nobody: an engine that asked would find that out.
     let mut stage = S::start(Daemon::loaded());
-    let role = AttachError::Mismatch {
-        fields: vec!["role".to_owned()],
+    let role = |asked: &str, served: &str| AttachError::Mismatch {
+        fields: vec![Difference::new("role", asked, served)],
     };
+    let of_target = role("target", "draft");
     let order = Order {
         role: Role::Draft,
         ..Order::load()
     };
-    assert_eq!(stage.try_out(order.clone()), End::Disk(role.clone()));
-    assert_eq!(stage.try_out(order.patient()), End::Failed(role.clone()));
+    assert_eq!(stage.try_out(order.clone()), End::Disk(of_target.clone()));
+    assert_eq!(stage.try_out(order.patient()), End::Failed(of_target));
     let draft = Key {
         role: Role::Draft,
         ..key()
     };
-    assert_eq!(stage.try_out(Order::load().keyed(draft)), End::Disk(role));
+    let of_draft = role("draft", "target");
+    assert_eq!(stage.try_out(Order::load().keyed(draft)), End::Disk(of_draft));
 }
 
 pub fn where_nobody_is_an_engine_loads_from_disk<S: Stage>() {
@@ -211,7 +213,11 @@ pub fn the_same_bytes_in_other_files_are_found_by_their_digest<S: Stage>() {
         ..equal
     };
     let mismatch = AttachError::Mismatch {
-        fields: vec!["checkpoint".to_owned()],
+        fields: vec![Difference::new(
+            "checkpoint",
+            "digest 08080808",
+            "digest 09090909",
+        )],
     };
     assert_eq!(stage.try_out(different.clone()), End::Disk(mismatch.clone()));
     assert_eq!(stage.try_out(different.patient()), End::Failed(mismatch));

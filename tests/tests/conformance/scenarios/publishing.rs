@@ -2,7 +2,7 @@
 
 use crate::stage::*;
 use crate::world::frame;
-use weightd_core::content::Key;
+use weightd_core::content::{Difference, Key};
 use weightd_core::machine::{AttachError, PublishError};
 use weightd_core::time::Span;
 use weightd_core::wire::message::{Expects, Holds, Publish, Replace};
@@ -44,7 +44,11 @@ pub fn what_is_published_is_known_by_its_digest<S: Stage>() {
         ..order
     };
     let mismatch = AttachError::Mismatch {
-        fields: vec!["checkpoint".to_owned()],
+        fields: vec![Difference::new(
+            "checkpoint",
+            "digest 08080808",
+            "digest 09090909",
+        )],
     };
     assert_eq!(stage.try_out(other), End::Disk(mismatch));
     let why = "a file is gone".to_owned();
@@ -65,7 +69,7 @@ pub fn what_is_published_takes_the_place_of_what_there_was<S: Stage>() {
     let generation = end.published();
     assert_eq!(stage.status().holds, Holds::Content(generation));
     let mismatch = AttachError::Mismatch {
-        fields: vec!["processing".to_owned()],
+        fields: vec![Difference::new("processing", "packed", "anew")],
     };
     assert_eq!(stage.try_out(packed()), End::Disk(mismatch));
     let (other, end) = stage.run(Order::load().keyed(processed("anew")));
@@ -96,7 +100,10 @@ pub fn content_of_another_place_is_not_published<S: Stage>() {
         dp_size: 2,
         ..processed("packed")
     };
-    let fields = ["tp_rank", "dp_size"].map(str::to_owned).to_vec();
+    let fields = vec![
+        Difference::new("tp_rank", "1", "0"),
+        Difference::new("dp_size", "2", "1"),
+    ];
     let order = Order::publish(FIRST).keyed(elsewhere);
     let error = stage.try_out(order).not_published();
     assert_eq!(error, PublishError::Misplaced { fields });

@@ -1,6 +1,7 @@
 //! Engines that have weights, and change to what is served now.
 
 use crate::stage::*;
+use weightd_core::content::Difference;
 use weightd_core::machine::AttachError;
 use weightd_core::wire::message::Holds;
 
@@ -59,7 +60,7 @@ pub fn what_another_key_published_is_no_reload<S: Stage>() {
     end.published();
     let order = Order::reload(first).keyed(processed("packed"));
     let mismatch = AttachError::Mismatch {
-        fields: vec!["processing".to_owned()],
+        fields: vec![Difference::new("processing", "packed", "otherwise")],
     };
     assert_eq!(stage.reload(&mut engine, order), End::Failed(mismatch));
     assert_eq!(stage.reads(&engine), FIRST.mark);
