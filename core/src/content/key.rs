@@ -328,7 +328,7 @@ mod tests {
         let changes: &[Change] = &[
             (
                 |k| k.checkpoint.bytes = 11,
-                "checkpoint (asked for 11 bytes, served 10 bytes)",
+                "checkpoint (asked for 11 bytes, served 100 bytes)",
             ),
             (
                 |k| k.checkpoint.digest = Some([0x12; 32]),
