@@ -12,7 +12,8 @@ pub fn open(pid: u32) -> Result<OwnedFd, Errno> {
     pidfd_open(pid.ok_or(Errno::SRCH)?, PidfdFlags::empty())
 }
 
-/// Whether no process has this id, or one that has ended and that nobody has waited for.
+/// Whether no process has this id here, or one that has ended and that nobody has waited for. One of another pid namespace
+/// is not here.
 pub fn has_ended(pid: u32) -> bool {
     match open(pid) {
         Ok(process) => {

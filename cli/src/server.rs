@@ -114,7 +114,9 @@ fn kind(event: &ServerEvent) -> (&'static str, Option<DaemonId>) {
         _ => None,
     };
     match event {
-        Event::Led { .. } | Event::LeaderGone | Event::Stop { .. } => ("launcher", None),
+        Event::Led { .. } | Event::LeaderGone | Event::Look | Event::CutOff | Event::Stop { .. } => {
+            ("launcher", None)
+        }
         Event::Sent { daemon, .. } => ("sent", Some(*daemon)),
         Event::Mismatched { daemon, .. } => ("mismatched", Some(*daemon)),
         Event::ImportFailed { daemon, .. } => ("import failed", Some(*daemon)),
@@ -134,6 +136,10 @@ fn log(server: &Server<OwnedFd>, event: &ServerEvent) {
     match event {
         ServerEvent::Led { pid } => debug!("led by launcher {pid}"),
         ServerEvent::LeaderGone => warn!("the launcher is gone: serving on without it"),
+        ServerEvent::Look => debug!("looking whether anybody finds this server"),
+        ServerEvent::CutOff => warn!(
+            "ending: the launcher is gone, and somebody removed all sockets, so that nobody can find what is held here"
+        ),
         ServerEvent::Serving { daemon, generation } => {
             about!(debug, name(daemon), "holding generation {generation}")
         }

@@ -6,6 +6,7 @@ use crate::error::CliError;
 use crate::node::{self, no_daemons};
 use crate::output::say;
 use crate::owners::{control_sockets, end_if_never_led, remove_stale_control, remove_stale_controls};
+use crate::status::{Found, find};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -13,7 +14,8 @@ use std::time::{Duration, Instant};
 use weightd_blocking::request::{RequestError, request};
 use weightd_core::machine::AskError;
 use weightd_core::time::Span;
-use weightd_core::wire::message::{ErrorCode, Stop};
+use weightd_core::wire::Message;
+use weightd_core::wire::message::{ErrorCode, GetStatus, Stop};
 use weightd_socket::connect::ConnectError;
 use weightd_socket::listen;
 use weightd_socket::lock::{Lock, LockError, Owner};
@@ -31,30 +33,68 @@ pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
             return Ok(ExitCode::SUCCESS);
         }
     };
+    let (_, before) = find(&args.place)?;
     let owned = control_sockets(dir.path(), args.place.instance.as_deref()).map_err(CliError::failure)?;
-    let mut stopped = 0;
-    for (control, sockets) in owned {
-        let until = Instant::now() + ENDS_WITHIN;
-        if !ask_to_stop(&control, until)? {
-            remove_stale(&control, &sockets);
-            continue;
+    let (mut stopped, mut failed) = (0, Vec::new());
+    for (control, sockets) in &owned {
+        match stop(control, sockets) {
+            Ok(number) => stopped += number,
+            Err(error) => failed.push((sockets, error)),
         }
-        for socket in &sockets {
-            wait_until_free(&control, socket, until)?;
-        }
-        // A launcher that was killed could not.
-        remove_stale_control(&control);
-        stopped += sockets.len();
     }
     if args.place.instance.is_none() {
         remove_stale_controls(dir.path()).map_err(CliError::failure)?;
     }
+    let is_told = |socket| failed.iter().any(|(sockets, _)| sockets.contains(socket));
+    let mut wrong: Vec<String> = failed.iter().map(|(_, error)| error.to_string()).collect();
+    let rest = before.iter().filter(|found| !is_told(&found.socket));
+    wrong.extend(rest.filter_map(unreachable));
     match stopped {
+        0 if !wrong.is_empty() => {}
         0 => say(no_daemons(&args.place, dir.path()))?,
         1 => say("stopped 1 daemon")?,
         number => say(format_args!("stopped {number} daemons"))?,
     }
-    Ok(ExitCode::SUCCESS)
+    match wrong.is_empty() {
+        true => Ok(ExitCode::SUCCESS),
+        false => Err(CliError::Failure(wrong.join("; "))),
+    }
+}
+
+/// Stops a launcher and its server, whoever of them is there, and waits until its daemons' names are free; how many.
+fn stop(control: &Path, sockets: &[PathBuf]) -> Result<usize, CliError> {
+    let until = Instant::now() + ENDS_WITHIN;
+    if !ask_to_stop(control, until)? {
+        remove_stale(control, sockets);
+        return Ok(0);
+    }
+    for socket in sockets {
+        wait_until_free(control, socket, until)?;
+    }
+    // A launcher that was killed could not.
+    remove_stale_control(control);
+    Ok(sockets.len())
+}
+
+/// Of a daemon that served before and whose server still does: what to do, since no lock file leads to it.
+fn unreachable(before: &Found) -> Option<String> {
+    let server = before.status.as_ref().ok()?.pid;
+    let Ok(Message::DaemonStatus(now)) = request(&before.socket, GetStatus {}, Span::secs(1)) else {
+        return None;
+    };
+    // The launcher ends its server, and a server alone is ended by itself.
+    let pid = if now.launcher_pid == 0 {
+        now.pid
+    } else {
+        now.launcher_pid
+    };
+    let socket = before.socket.display();
+    (now.pid == server).then(|| {
+        format!(
+            "{socket} is served by process {pid}, which no lock file leads to, removed or changed perhaps by a cleaner: \
+             end it with `kill {pid}`"
+        )
+    })
 }
 
 /// Removes the names of a launcher and a server that were both killed; not those that are another

@@ -68,6 +68,7 @@ pub mod digest;
 pub mod driver;
 mod endpoint;
 pub mod engine;
+mod found;
 mod import;
 mod keeper;
 mod line;

@@ -2,21 +2,17 @@
 
 use crate::clock::Clock;
 use crate::driver::{self as server, Driver, Watch};
+use crate::found::is_found;
 use crate::task::{Task, Turn, run};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use weightd_core::machine::{Limits, Origin, Server, ServerEvent};
-use weightd_core::time::{Now, Span};
 use weightd_core::wire::message::Confinement;
 use weightd_socket::credentials::our_uid;
 use weightd_socket::listen;
-use weightd_socket::lock::{Lock, is_replaced};
-use weightd_socket::seen::Seen;
-
-/// How often a server without a launcher looks whether it can be found.
-const LOOK_EVERY: Span = Span::secs(5);
+use weightd_socket::lock::Lock;
 
 /// What a server process is given by its launcher.
 #[derive(Debug)]
@@ -48,8 +44,6 @@ pub struct Serving<C> {
     _signals: OwnedFd,
     on_event: C,
     led: bool,
-    /// When to look whether it can be found, while its launcher is gone.
-    look_at: Option<Now>,
 }
 
 impl<C: FnMut(&Server<OwnedFd>, &ServerEvent)> Serving<C> {
@@ -80,29 +74,19 @@ impl<C: FnMut(&Server<OwnedFd>, &ServerEvent)> Serving<C> {
             control_path: process.control_path.to_owned(),
             on_event,
             led: false,
-            look_at: None,
         })
     }
 
     /// Whether the server shall end, and whether it is orphaned then.
-    fn end(&mut self, now: Now, turn: &server::Turn<ServerEvent>) -> Option<bool> {
+    fn end(&mut self, turn: &server::Turn<ServerEvent>) -> Option<bool> {
         let mut end = None;
         for event in &turn.events {
             (self.on_event)(self.driver.machine(), event);
             match event {
-                ServerEvent::Led { .. } => (self.led, self.look_at) = (true, None),
-                ServerEvent::LeaderGone => (self.led, self.look_at) = (false, Some(now + LOOK_EVERY)),
+                ServerEvent::Led { .. } => self.led = true,
+                ServerEvent::LeaderGone => self.led = false,
                 ServerEvent::Stop { orphaned } => end = Some(*orphaned),
                 _ => {}
-            }
-        }
-        if let Some(look_at) = self.look_at.as_mut().filter(|look_at| **look_at <= now) {
-            *look_at = now + LOOK_EVERY;
-            if !is_found(self.driver.machine(), &self.control_path) {
-                tracing::warn!(
-                    "ending: the launcher is gone, and somebody removed all sockets, so that nobody can find what is held here"
-                );
-                end = Some(true);
             }
         }
         let signalled = turn.watched.contains(&self.signals);
@@ -115,13 +99,19 @@ impl<C: FnMut(&Server<OwnedFd>, &ServerEvent)> Task for Serving<C> {
     type Output = ();
 
     fn turn(&mut self) -> io::Result<Turn<Serving<C>>> {
-        let now = self.clock.now();
-        let turn = self.driver.turn(now)?;
-        Ok(match self.end(now, &turn) {
-            None => {
-                let wake_at = turn.wake_at.into_iter().chain(self.look_at).min();
-                Turn::Wait(self.clock.until(wake_at))
-            }
+        let mut now = self.clock.now();
+        let mut turn = self.driver.turn(now)?;
+        let mut end = self.end(&turn);
+        while end.is_none() && turn.events.contains(&ServerEvent::Look) {
+            let server = self.driver.machine_mut();
+            let found = is_found(server.sockets(), &self.control_path);
+            server.looked(now, found);
+            now = self.clock.now();
+            turn = self.driver.turn(now)?;
+            end = self.end(&turn);
+        }
+        Ok(match end {
+            None => Turn::Wait(self.clock.until(turn.wake_at)),
             Some(orphaned) => {
                 if orphaned {
                     remove_sockets(self.driver.machine(), &self.control_path);
@@ -144,14 +134,6 @@ impl<C> AsFd for Serving<C> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.driver.as_fd()
     }
-}
-
-/// Whether an engine finds a daemon of this server, or the next launcher the server itself.
-fn is_found(server: &Server<OwnedFd>, control: &Path) -> bool {
-    let daemons = server.sockets().map(|(path, lock)| (Path::new(path), lock));
-    let control = server.control_ends().map(|ends| (control, ends.lock()));
-    let mut names = daemons.chain(control);
-    names.any(|(path, lock)| Seen::at(path).is_some() && !is_replaced(lock, path))
 }
 
 /// Serves until that ends. It blocks.

@@ -98,8 +98,8 @@ impl AsFd for Pending {
 /// Where the lock was lost: what is there now may be another's.
 pub fn remove(lock: &Lock) -> Result<(), ListenError> {
     owned(lock)?;
-    remove_if_there(&temporary_path(lock.socket()))?;
-    Ok(remove_if_there(lock.socket())?)
+    remove_if_there(lock.socket())?;
+    Ok(remove_if_there(&temporary_path(lock.socket()))?)
 }
 
 /// Where a socket is before it has its name.
@@ -162,6 +162,17 @@ pub enum ListenError {
     /// A call failed.
     #[error(transparent)]
     Io(#[from] IoError),
+}
+
+impl ListenError {
+    /// Whether that is since a name is gone that was there.
+    pub fn is_name_gone(&self) -> bool {
+        match self {
+            ListenError::LockLost { .. } => true,
+            ListenError::Io(error) => error.source.kind() == io::ErrorKind::NotFound,
+            ListenError::Path(_) | ListenError::OtherLock { .. } => false,
+        }
+    }
 }
 
 /// Why no connection was accepted.

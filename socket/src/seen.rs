@@ -1,6 +1,7 @@
 //! Whether a name still leads where it led.
 
 use rustix::fs::lstat;
+use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 
 /// A name, and the file that it led to when it was seen.
@@ -31,6 +32,11 @@ impl Seen {
     }
 }
 
+/// Whether nothing lies at `path`, for sure: where that cannot be told, something may.
+pub fn is_absent(path: &Path) -> bool {
+    matches!(lstat(path), Err(Errno::NOENT | Errno::NOTDIR))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,6 +51,8 @@ mod tests {
         fs::create_dir(&dir).unwrap();
         let socket = dir.join("socket");
         assert_eq!(Seen::at(&socket), None);
+        assert!(is_absent(&socket) && !is_absent(&dir));
+        assert!(!is_absent(&dir.join("x".repeat(300))), "nobody knows");
         let _listener = UnixListener::bind(&socket).unwrap();
         let (name, whole) = (Seen::at(&socket).unwrap(), Seen::at(&dir).unwrap());
         assert!(name.is_there() && whole.is_there());

@@ -163,6 +163,12 @@ fn its_holder_removes_a_socket_and_once_more_is_no_error() {
     assert!(lock.socket().with_extension("tmp").exists());
     remove(&lock).unwrap();
     assert!(!lock.socket().with_extension("tmp").exists());
+
+    // What is in the way of the one is not in the way of the other.
+    let _listener = serve(&lock);
+    std::fs::create_dir(lock.socket().with_extension("tmp")).unwrap();
+    assert!(matches!(remove(&lock), Err(ListenError::Io(_))));
+    assert!(!lock.socket().exists());
 }
 
 #[test]

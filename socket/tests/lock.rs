@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use tempfile::tempdir;
 use weightd_socket::connect::pair;
-use weightd_socket::lock::{Lock, LockError, Owner, is_replaced, read_owner};
+use weightd_socket::lock::{Lock, LockError, Owner, Standing, read_owner, standing};
 use weightd_socket::message::{receive, send};
 
 fn lock_file(socket: &Path) -> PathBuf {
@@ -150,11 +150,15 @@ fn an_owner_notices_that_its_lock_file_was_unlinked_or_replaced() {
     assert!(lock.still_ours());
     std::fs::remove_file(lock_file(&socket)).unwrap();
     assert!(!lock.still_ours());
-    assert!(!is_replaced(&lock, &socket), "there is none");
+    assert_eq!(standing(&lock, &socket), Standing::Removed);
     let next = Lock::acquire(&socket).unwrap();
     assert!(next.still_ours());
     assert!(!lock.still_ours());
-    assert!(is_replaced(&lock, &socket) && !is_replaced(&next, &socket));
+    assert_eq!(standing(&lock, &socket), Standing::Replaced);
+    assert_eq!(standing(&next, &socket), Standing::Ours);
+    assert_eq!(standing(&next, &socket.join("below")), Standing::Removed);
+    let too_long = socket.with_file_name("x".repeat(300));
+    assert_eq!(standing(&next, &too_long), Standing::Unknown);
     assert!(matches!(lock.remove(), Err(LockError::Replaced { .. })));
     assert!(next.still_ours(), "the file of the next owner was left alone");
 }

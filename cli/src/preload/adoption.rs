@@ -24,6 +24,8 @@ use weightd_socket::lock::{Lock, read_owner};
 
 /// How long a server may take to hand over what it holds.
 const HANDS_OVER_WITHIN: Span = Span::secs(10);
+/// The most fields that an error names.
+const NAMED: usize = 24;
 /// How long a server may take to end that is just ending.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
@@ -79,7 +81,7 @@ pub fn begin(
         };
         let (inheritance, connection) = match adopt(&dir.join(&orphan.owner.control), HANDS_OVER_WITHIN) {
             Ok(adopted) => adopted,
-            Err(error) if is_ending(&error) && Instant::now() < until => {
+            Err(error) if is_passing(&error) && Instant::now() < until => {
                 sleep(PAUSE);
                 continue;
             }
@@ -225,14 +227,15 @@ fn is_served(dir: &Path, wanted: &[DaemonInfo]) -> bool {
     }
 }
 
-fn is_ending(error: &RequestError) -> bool {
+/// Whether who asks again learns more: the server ends, or another launcher came first.
+fn is_passing(error: &RequestError) -> bool {
     match error {
         RequestError::Connect(error) => matches!(error, ConnectError::Absent { .. }),
         RequestError::Ask { error, .. } => matches!(
             error,
             AskError::Broken(_)
                 | AskError::Failed {
-                    code: ErrorCode::Busy,
+                    code: ErrorCode::Busy | ErrorCode::NotAllowed,
                     ..
                 }
         ),
@@ -273,8 +276,11 @@ fn differing(inheritance: &Inheritance<OwnedFd>, wanted: &[DaemonInfo], fields: 
         });
         differing.map_or_else(|| field.clone(), |both| both.to_string())
     };
-    let fields: Vec<String> = fields.iter().map(name).collect();
-    format!("{}, which differs in {}", running(inheritance), fields.join(", "))
+    let mut names: Vec<String> = fields.iter().take(NAMED).map(name).collect();
+    if fields.len() > NAMED {
+        names.push("more".to_owned());
+    }
+    format!("{}, which differs in {}", running(inheritance), names.join(", "))
 }
 
 /// What is served, for a person.

@@ -17,7 +17,7 @@ use weightd_core::time::Span;
 use weightd_core::wire::Message;
 use weightd_core::wire::message::{DaemonInfo, GetStatus, ServerStatus};
 use weightd_socket::connect::ConnectError;
-use weightd_socket::listen::{self, Pending};
+use weightd_socket::listen::{self, ListenError, Pending};
 use weightd_socket::lock::{Lock, LockError, Owner, read_owner};
 use weightd_socket::path::control_path;
 use weightd_socket::seen::Seen;
@@ -36,6 +36,23 @@ pub struct Daemons {
     pub(super) dir: Option<Seen>,
     /// Lock files may name a control socket that is not there any more.
     pub(super) owners_are_stale: bool,
+}
+
+/// Why a name was not locked.
+#[derive(Debug)]
+pub enum NotLocked {
+    Lock(LockError),
+    /// It is another launcher's.
+    Led(String),
+}
+
+impl From<NotLocked> for CliError {
+    fn from(error: NotLocked) -> CliError {
+        match error {
+            NotLocked::Lock(error) => CliError::failure(error),
+            NotLocked::Led(why) => CliError::Failure(why),
+        }
+    }
 }
 
 /// What became of the wish for names.
@@ -179,11 +196,11 @@ impl Daemons {
         self.claims.iter().map(hold).collect()
     }
 
-    /// Gives every socket its name.
-    pub fn publish(&mut self) -> Result<(), CliError> {
+    /// Gives every socket its name. One that does not get it has none, and no temporary one.
+    pub fn publish(&mut self) -> Result<(), ListenError> {
         for claim in &mut self.claims {
             if let Some(pending) = claim.pending.take() {
-                pending.publish(&claim.lock).map_err(CliError::failure)?;
+                pending.publish(&claim.lock)?;
                 claim.seen = Seen::at(claim.lock.socket());
             }
         }
@@ -198,7 +215,7 @@ impl Claim {
             Ok(locked) => locked,
             Err(orphan) => return Ok(Err(orphan)),
         };
-        nobody_serves(dir, socket)?;
+        let lock = nobody_serves(dir, lock)?;
         if let Some(stale) = stale {
             remove_stale_control(&dir.join(stale.control));
         }
@@ -279,11 +296,14 @@ impl Drop for Control {
     }
 }
 
-/// A lock file that somebody removed proves nothing: whoever made it may serve on.
-pub(super) fn nobody_serves(dir: &Path, socket: &Path) -> Result<(), CliError> {
-    let Ok(Message::DaemonStatus(status)) = request(socket, GetStatus {}, Span::secs(2)) else {
-        return Ok(());
+/// A lock that was just taken, unless the name is in use: a lock file that somebody removed proves nothing, since whoever
+/// made it may serve on. The new one goes then, as if it had never been: the name is not ours.
+pub(super) fn nobody_serves(dir: &Path, lock: Lock) -> Result<Lock, CliError> {
+    let socket = lock.socket().to_owned();
+    let Ok(Message::DaemonStatus(status)) = request(&socket, GetStatus {}, Span::secs(2)) else {
+        return Ok(lock);
     };
+    let _ = lock.remove();
     let pids = [status.launcher_pid, status.pid]
         .into_iter()
         .filter(|pid| *pid != 0);
@@ -297,14 +317,14 @@ pub(super) fn nobody_serves(dir: &Path, socket: &Path) -> Result<(), CliError> {
 }
 
 /// Takes the right to a name, and says who had it last.
-pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Owner>), Orphan>, CliError> {
+pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Owner>), Orphan>, NotLocked> {
     let until = Instant::now() + OWNER_SHOWS_WITHIN;
     loop {
         let owner = read_owner(socket);
-        let error = match Lock::acquire(socket) {
+        let mut error = match Lock::acquire(socket) {
             Ok(lock) => return Ok(Ok((lock, owner))),
-            Err(error @ LockError::AlreadyOwned { .. }) => error,
-            Err(error) => return Err(CliError::failure(error)),
+            Err(error @ LockError::AlreadyOwned { .. }) => NotLocked::Lock(error),
+            Err(error) => return Err(NotLocked::Lock(error)),
         };
         if let Some(owner) = owner
             && let Some(Some(server)) = server_of(dir, &owner)
@@ -317,19 +337,21 @@ pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Own
                         pid: server.pid,
                     }));
                 }
-                // Which the server has not noticed yet.
-                launcher if has_ended(launcher) => {}
                 launcher => {
-                    return Err(CliError::Failure(format!(
+                    error = NotLocked::Led(format!(
                         "launcher {launcher} already owns {}: stop it with `weightd stop --socket-dir {}`, or choose another --instance",
                         socket.display(),
                         dir.display()
-                    )));
+                    ));
+                    // The server may not have noticed yet that it has.
+                    if !has_ended(launcher) {
+                        return Err(error);
+                    }
                 }
             }
         }
         if Instant::now() >= until {
-            return Err(CliError::failure(error));
+            return Err(error);
         }
         sleep(Duration::from_millis(20));
     }

@@ -212,13 +212,14 @@ impl Launcher {
                     return Ok(End::Signal);
                 }
             }
+            let now = Instant::now();
+            // Before anything begins the next turn: what became readable is said once.
+            self.tell_manager(now, &turn.watched)?;
             if let Some((process, end)) = self.server.end.take_if(|(_, end)| turn.watched.contains(end)) {
                 self.driver.unwatch(end, &process).map_err(CliError::failure)?;
                 self.driver.machine_mut().server_ended();
                 continue;
             }
-            let now = Instant::now();
-            self.tell_manager(now, &turn.watched)?;
             let starts_server = self.server.restart_at.is_some_and(|at| at <= now);
             if starts_server {
                 // It is reached by one of the names.
@@ -453,10 +454,11 @@ impl Launcher {
                 generation,
                 why,
             } => {
-                self.echo(
-                    daemon,
-                    format_args!("an engine could not import generation {generation}: {why:?}"),
-                );
+                let (name, said) = (self.name(daemon), "an engine could not import generation");
+                match self.is_echo() {
+                    true => about!(debug, name, "{said} {generation}: {why:?}"),
+                    false => about!(warn, name, "{said} {generation}: {why:?}"),
+                }
                 let suspect = Suspect {
                     daemon,
                     generation,
@@ -474,14 +476,19 @@ impl Launcher {
         self.telling.board.clone()
     }
 
-    /// Says what the server says too, and better: it knows which process, and when all of it is done. One that was
-    /// adopted says so to the log of the launcher that started it.
+    /// Says what the server says as well.
     fn echo(&self, daemon: DaemonId, line: fmt::Arguments<'_>) {
         let name = self.name(daemon);
-        match self.server.process {
-            Some(ServerProcess::Child(_)) => about!(debug, name, "{line}"),
-            _ => about!(info, name, "{line}"),
+        match self.is_echo() {
+            true => about!(debug, name, "{line}"),
+            false => about!(info, name, "{line}"),
         }
+    }
+
+    /// Whether what the server says as well is in our log already, and said better: it knows which process did it, and when
+    /// all of it is done. One that was adopted says so to the log of the launcher that started it.
+    fn is_echo(&self) -> bool {
+        matches!(self.server.process, Some(ServerProcess::Child(_)))
     }
 
     fn name(&self, daemon: DaemonId) -> DaemonName {
@@ -498,8 +505,13 @@ impl Launcher {
 
     /// All serve: sockets get their names, and whoever started us gets one line.
     fn announce(&mut self) -> Result<(), CliError> {
-        if let Err(error) = self.daemons.publish() {
-            return if self.is_a_name_gone() { Ok(()) } else { Err(error) };
+        match self.daemons.publish() {
+            Ok(()) => {}
+            Err(error) if error.is_name_gone() => {
+                self.names.look_now(Instant::now());
+                return Ok(());
+            }
+            Err(error) => return Err(CliError::failure(error)),
         }
         self.announces = false;
         if !self.serving {

@@ -1,6 +1,6 @@
 //! Names that somebody removed while we use them: noticed, and put back.
 
-use super::daemons::{Claim, Control, Daemons, lock, nobody_serves};
+use super::daemons::{Claim, Control, Daemons, NotLocked, lock, nobody_serves};
 use crate::error::CliError;
 use crate::owners::remove_stale_control;
 use std::os::fd::{AsFd, OwnedFd};
@@ -97,10 +97,10 @@ impl Claim {
         if !self.lock.still_ours() {
             let taken = take(dir, &socket)?;
             // What is served there is our own, or of somebody who had the name for a while.
-            if !self.seen.as_ref().is_some_and(Seen::is_there) {
-                nobody_serves(dir, &socket).map_err(ever)?;
-            }
-            self.lock = taken;
+            self.lock = match self.seen.as_ref().is_some_and(Seen::is_there) {
+                true => taken,
+                false => nobody_serves(dir, taken).map_err(ever)?,
+            };
             // Whatever comes in between now, the lock is not where it must be before this is done.
             self.seen = None;
         }
@@ -146,7 +146,7 @@ impl Control {
 fn take(dir: &Path, socket: &Path) -> Result<Lock, NotPutBack> {
     let stale = read_owner(socket);
     let taken = match Lock::acquire(socket) {
-        Err(LockError::AlreadyOwned { .. }) => match lock(dir, socket).map_err(ever)? {
+        Err(LockError::AlreadyOwned { .. }) => match lock(dir, socket)? {
             // It looked, and left.
             Ok((lock, _)) => lock,
             Err(orphan) => {
@@ -194,6 +194,15 @@ impl From<LockError> for NotPutBack {
             LockError::AlreadyOwned { .. } | LockError::Foreign { .. } | LockError::Uid(_) => {
                 NotPutBack::Ever(error.to_string())
             }
+        }
+    }
+}
+
+impl From<NotLocked> for NotPutBack {
+    fn from(error: NotLocked) -> NotPutBack {
+        match error {
+            NotLocked::Lock(error) => error.into(),
+            NotLocked::Led(why) => NotPutBack::Ever(why),
         }
     }
 }

@@ -9,9 +9,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use weightd_socket::lock::Lock;
 
 /// Rank and generation of all that is served, without errors: while names are put back, it may be less.
@@ -237,13 +237,13 @@ fn names_that_are_removed_again_and_again_are_there_when_that_ends() {
             launcher.ready();
         }
         // Every step of the launcher meets names that are gone.
-        let until = Instant::now() + Duration::from_secs(6);
-        let mut pauses = (0..20).cycle().map(|pause| Duration::from_micros(200 * pause));
-        while Instant::now() < until {
-            if control_socket(&site).is_some() {
-                sleep(pauses.next().unwrap());
-                let _ = fs::remove_dir_all(site.dir());
+        for removal in 0..8 {
+            // At once: a server is started behind the new names.
+            while control_socket(&site).is_none() && is_alive(&launcher.pid()) {
+                sleep(Duration::from_micros(100));
             }
+            sleep(Duration::from_micros(400 * removal));
+            let _ = fs::remove_dir_all(site.dir());
         }
         if while_loading {
             signal(loader, Signal::CONT);
@@ -259,26 +259,94 @@ fn names_that_are_removed_again_and_again_are_there_when_that_ends() {
 }
 
 #[test]
-fn a_server_without_a_launcher_and_without_a_name_ends_and_one_with_a_name_is_adopted() {
-    let (site, model) = (Site::new(), model("llama"));
-    let mut launcher = site.preload(&model, 2, &[]);
+fn a_socket_that_cannot_get_its_name_ends_the_start() {
+    let site = Site::new();
+    let model = large_checkpoint(&site.path().join("model"), 16 << 20);
+    let mut launcher = site.start(site.on_model("preload", &model, 1, &[]));
+    let loader = launcher.child("loader");
+    signal(loader, Signal::STOP);
+    let temporary = |name: &str| name.starts_with("weightd_") && name.ends_with(".tmp");
+    let name = site.left().into_iter().find(|name| temporary(name)).unwrap();
+    let in_the_way = site.dir().join(name).with_extension("sock");
+    fs::create_dir(&in_the_way).unwrap();
+    signal(loader, Signal::CONT);
+    assert_eq!(launcher.code(), 1);
+    let error = launcher.error();
+    assert!(error.contains(in_the_way.to_str().unwrap()), "{error}");
+    assert_eq!(put_back(&launcher), 0);
+    fs::remove_dir(&in_the_way).unwrap();
+    site.assert_clean();
+}
+
+/// A launcher of two daemons with their server's lines in its log, that is killed; with that server.
+fn orphaned(site: &Site, model: &Path) -> (Running, u32) {
+    let mut launcher = site.preload(model, 2, &["--log", "debug"]);
     launcher.has_loaded();
-    let (before, mapped) = (served(&site), map(&site, &model, 2));
     let server = launcher.child("server");
     launcher.kill();
-    for socket in site.status() {
-        fs::remove_file(socket["socket"].as_str().unwrap()).unwrap();
-    }
-    let mut launcher = site.preload(&model, 2, &[]);
-    launcher.says("adopted 2 daemons");
-    served_again(&site, &launcher, 1, &before);
+    (launcher, server)
+}
 
-    let server = [server, launcher.child("server")];
-    launcher.kill();
-    fs::remove_dir_all(site.dir()).unwrap();
-    wait_until("nobody holds what nobody finds", || !server.iter().any(is_alive));
-    launcher.says("so that nobody can find what is held here");
-    assert_intact(&mapped, &model, 2);
+/// The files that are, or are not, of the control socket.
+fn remove(site: &Site, is_control: bool, is_it: fn(&str) -> bool) {
+    for entry in fs::read_dir(site.dir()).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if name.starts_with("weightd-control") == is_control && is_it(name) {
+            fs::remove_file(path).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_server_without_a_launcher_that_nobody_finds_ends() {
+    let removals: [fn(&Site); 2] = [
+        |site| fs::remove_dir_all(site.dir()).unwrap(),
+        // A launcher finds the control socket by the lock files of the daemons.
+        |site| remove(site, false, |_| true),
+    ];
+    for removal in removals {
+        let (site, model) = (Site::new(), model("llama"));
+        let (launcher, server) = orphaned(&site, &model);
+        let mapped = map(&site, &model, 2);
+        removal(&site);
+        wait_until("nobody holds what nobody finds", || !is_alive(&server));
+        launcher.says("so that nobody can find what is held here");
+        assert_intact(&mapped, &model, 2);
+        site.assert_clean();
+    }
+}
+
+#[test]
+fn a_server_without_a_launcher_that_an_engine_or_the_next_launcher_finds_goes_on() {
+    // An engine finds it. A launcher does not, and leaves it alone.
+    let (site, model) = (Site::new(), model("llama"));
+    let (launcher, server) = orphaned(&site, &model);
+    remove(&site, true, |_| true);
+    remove(&site, false, |name| name.ends_with(".lock"));
+    let error = finish(site.on_model("preload", &model, 2, &[])).error(1);
+    assert!(error.contains("although its lock file is gone"), "{error}");
+    let looks = || launcher.log().matches("looking whether").count();
+    let before = looks();
+    wait_until("it has looked", || looks() >= before + 3);
+    assert!(is_alive(&server));
+    site.attach_verified(&model, 2);
+    signal(server, Signal::TERM);
+    wait_until("it ends", || !is_alive(&server));
+
+    // A launcher finds it, and an engine does not.
+    let site = Site::new();
+    let (launcher, server) = orphaned(&site, &model);
+    let before = served(&site);
+    remove(&site, false, |name| name.ends_with(".sock"));
+    let looks = || launcher.log().matches("looking whether").count();
+    wait_until("it has looked", || looks() >= 3);
+    assert!(is_alive(&server));
+    let mut next = site.preload(&model, 2, &[]);
+    next.says("adopted 2 daemons");
+    served_again(&site, &next, 1, &before);
+    next.signal(Signal::TERM);
+    assert_eq!(next.code(), 143);
     site.assert_clean();
 }
 

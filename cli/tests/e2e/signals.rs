@@ -103,6 +103,54 @@ fn stop_ends_a_launcher_with_success_and_returns_when_it_is_over() {
 }
 
 #[test]
+fn stop_ends_all_that_it_can_and_then_says_what_it_could_not() {
+    let (site, model) = (Site::new(), model("llama"));
+    let instances = ["a", "b", "c"];
+    let mut launchers = instances.map(|name| site.preload(&model, 1, &["--instance", name]));
+    // A server without a launcher that stands still is what nobody else replaces.
+    launchers[1].kill();
+    let server = site.json(&["status", "--json", "--instance", "b"])[0]["pid"]
+        .as_u64()
+        .unwrap() as u32;
+    signal(server, Signal::STOP);
+    let stop = site.run(&["stop"]);
+    assert_eq!(stop.stdout, "stopped 2 daemons\n");
+    let error = stop.error(1);
+    assert!(error.contains("no answer within"), "{error}");
+    for launcher in [0, 2] {
+        assert_eq!(launchers[launcher].code(), 0);
+    }
+    signal(server, Signal::CONT);
+    assert_eq!(site.run(&["stop"]).code, Some(0));
+    site.assert_clean();
+}
+
+#[test]
+fn stop_names_the_process_that_serves_where_no_lock_file_leads_to_it() {
+    let (site, model) = (Site::new(), model("llama"));
+    let mut launcher = site.preload(&model, 2, &[]);
+    let sockets = site.status();
+    let lock_file = |number: usize| format!("{}.lock", sockets[number]["socket"].as_str().unwrap());
+    std::fs::write(lock_file(0), "junk").unwrap();
+    std::fs::write(lock_file(1), "junk").unwrap();
+    let error = site.run(&["stop"]).error(1);
+    assert!(error.contains(&format!("`kill {}`", launcher.pid())), "{error}");
+    launcher.kill();
+    std::fs::remove_file(lock_file(0)).unwrap();
+    let server = sockets[0]["pid"].as_u64().unwrap() as u32;
+    wait_until("the server has noticed", || {
+        site.status()
+            .iter()
+            .all(|daemon| daemon["launcher_pid"].is_null())
+    });
+    let error = site.run(&["stop"]).error(1);
+    let advice = format!("`kill {server}`");
+    assert_eq!(error.matches(&advice).count(), 2, "{error}");
+    signal(server, Signal::TERM);
+    wait_until("it ends", || site.processes().is_empty());
+}
+
+#[test]
 fn stop_ends_a_launcher_that_is_still_loading_and_that_one_has_failed() {
     let site = Site::new();
     let model = large_checkpoint(&site.path().join("model"), 256 << 20);

@@ -1,6 +1,6 @@
 //! The key: does a daemon's content belong to this engine?
 
-use super::{Difference, Role};
+use super::{Difference, Role, difference};
 use serde::{Deserialize, Serialize};
 use speedy::{Endianness, Readable, Writable};
 use std::collections::{BTreeMap, BTreeSet};
@@ -142,6 +142,10 @@ impl fmt::Display for Value<'_> {
             Value::Number(number) => write!(f, "{number}"),
             Value::Flag(flag) => write!(f, "{flag}"),
             Value::Text("") | Value::Hash(None) => f.write_str("none"),
+            // What could be taken for something else.
+            Value::Text(text) if *text == "none" || text.contains(['"', '\\', ',', '(', ')']) => {
+                write!(f, "{text:?}")
+            }
             Value::Text(text) => f.write_str(text),
             Value::Hash(Some(hash)) => hash[..4].iter().try_for_each(|byte| write!(f, "{byte:02x}")),
         }
@@ -194,11 +198,11 @@ impl Key {
     }
 
     /// What is served, by this key, and what was asked for, in each of the `fields` that
-    /// [`compare`](Key::compare) names.
+    /// [`compare`](Key::compare) names: of the first hundred of them, which is as many as fit a message.
     pub fn differences(&self, asked: &Key, fields: &[String]) -> Vec<Difference> {
         let difference =
             |field: &String| Difference::new(field, &asked.shown(field, self), &self.shown(field, asked));
-        fields.iter().map(difference).collect()
+        fields.iter().take(difference::MOST).map(difference).collect()
     }
 
     /// What a field holds, for a person who sees another key's beside it.
@@ -315,6 +319,33 @@ mod tests {
             Comparison::Different(names),
             "all fields, in order"
         );
+    }
+
+    #[test]
+    fn however_much_differs_it_fits_a_message() {
+        use crate::wire::message::{Message, Mismatch};
+        let served = key();
+        let many = (0..4000).map(|number| (format!("k{number}"), "\n".repeat(100)));
+        let long = [
+            ("n".repeat(50_000), "v".to_owned()),
+            ("\n".repeat(9000), "v".to_owned()),
+        ];
+        let wide = (0..200).map(|number| (format!("{number:0>250}"), "v".repeat(100)));
+        for extra in [many.collect(), long.into_iter().collect(), wide.collect()] {
+            let extra: BTreeMap<String, String> = extra;
+            let asked = Key {
+                extra: extra.clone(),
+                ..key()
+            };
+            let Comparison::Different(names) = served.compare(&asked) else {
+                panic!("they differ")
+            };
+            assert_eq!(names.len(), extra.len(), "all are compared");
+            let fields = served.differences(&asked, &names);
+            assert_eq!(fields.len(), extra.len().min(100));
+            let message = Message::from(Mismatch { fields });
+            assert!(message.encode().is_ok());
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use weightd_core::content::{Comparison, Generation, HandleKind};
 use weightd_core::machine::{AskError, AttachOptions, Origin, Outcome, ServerEvent, VaultEvent};
 use weightd_core::peer::{Facts, FileKind, Peer};
+use weightd_core::time::Span;
 use weightd_core::wire::message::{
     self, Adopted, Control, DaemonInfo, Define, ErrorCode, Expects, Holds, Lead, Message, Publish,
     RegionInfo, Release,
@@ -509,5 +510,47 @@ proptest! {
         maps(&mut world, 0, generation(1));
         maps(&mut world, 1, generation(2));
         world.finish();
+    }
+}
+
+#[test]
+fn an_orphan_looks_whether_it_is_found_and_ends_when_it_was_not_twice_in_a_row() {
+    let looks_seen = |world: &World| {
+        let events = &world.server.as_ref().unwrap().events;
+        events.iter().filter(|event| **event == ServerEvent::Look).count()
+    };
+    for (looks, ends) in [
+        (&[true, true, true][..], false),
+        (&[false], false),
+        (&[false, true, false], false),
+        (&[true, false, false], true),
+    ] {
+        let mut world = orphaned();
+        for (before, &found) in looks.iter().enumerate() {
+            assert_eq!(looks_seen(&world), before);
+            world.pass(Span::secs(5));
+            assert_eq!(looks_seen(&world), before + 1);
+            let now = world.now;
+            let server = world.server.as_mut().unwrap();
+            server.input(|server| server.looked(now, found));
+            world.run();
+        }
+        let events = &world.server.as_ref().unwrap().events;
+        let stop = ServerEvent::Stop { orphaned: true };
+        assert_eq!(events.ends_with(&[ServerEvent::CutOff, stop]), ends, "{events:?}");
+        if !ends {
+            // Who is led again has no need to.
+            adopt(&mut world);
+            let before = looks_seen(&world);
+            world.pass(Span::secs(60));
+            assert_eq!(looks_seen(&world), before);
+            // What was missed before counts no more.
+            kill_launcher(&mut world);
+            world.pass(Span::secs(5));
+            let now = world.now;
+            let server = world.server.as_mut().unwrap();
+            server.input(|server| server.looked(now, false));
+            assert!(!server.events.contains(&ServerEvent::CutOff));
+        }
     }
 }

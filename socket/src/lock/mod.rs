@@ -99,7 +99,7 @@ impl Lock {
     /// Whether the path still leads to the locked file. If not, somebody removed it, and the next
     /// comer will own the name.
     pub fn still_ours(&self) -> bool {
-        lies_at(&self.file, &self.path) == Some(true)
+        standing(&self.file, &self.socket) == Standing::Ours
     }
 
     /// Says who owns the name, for whoever finds it taken.
@@ -119,16 +119,29 @@ impl Lock {
     }
 }
 
-/// Whether another file than this lock file lies at `SOCKET.lock` by now, so that the name is another's. Where there is
-/// none, nobody else uses the name.
-pub fn is_replaced(lock: impl AsFd, socket: &Path) -> bool {
-    lies_at(lock, &lock_path(socket)) == Some(false)
+/// What lies where a lock file lay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// That file.
+    Ours,
+    /// Another one: the name is another's.
+    Replaced,
+    /// None, so that nobody else has the name.
+    Removed,
+    /// It cannot be told.
+    Unknown,
 }
 
-/// Whether this is the file at `path`; `None` where there is none.
-fn lies_at(file: impl AsFd, path: &Path) -> Option<bool> {
-    let (held, named) = (fstat(file).ok()?, lstat(path).ok()?);
-    Some((held.st_dev, held.st_ino) == (named.st_dev, named.st_ino))
+/// What lies at `SOCKET.lock`, whose lock `lock` was or is.
+pub fn standing(lock: impl AsFd, socket: &Path) -> Standing {
+    match (fstat(lock), lstat(lock_path(socket))) {
+        (Ok(held), Ok(named)) => match (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino) {
+            true => Standing::Ours,
+            false => Standing::Replaced,
+        },
+        (Ok(_), Err(Errno::NOENT | Errno::NOTDIR)) => Standing::Removed,
+        _ => Standing::Unknown,
+    }
 }
 
 impl AsFd for Lock {

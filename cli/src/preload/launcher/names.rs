@@ -13,7 +13,7 @@ const EVERY: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Names {
     look_at: Instant,
-    /// Why they could not be put back when that was tried last.
+    /// Which could not be put back when that was tried last.
     complaint: Option<String>,
 }
 
@@ -88,13 +88,13 @@ impl Launcher {
                 self.names.complaint = None;
             }
             Err(NotPutBack::Yet(why)) => {
-                if self.names.complaint.as_ref() != Some(&why) {
+                if self.names.complaint.as_ref() != Some(&removed) {
                     warn!(
                         "{removed} was removed or replaced by somebody and cannot be put back yet: {why}; trying again \
                          every {} s",
                         EVERY.as_secs()
                     );
-                    self.names.complaint = Some(why);
+                    self.names.complaint = Some(removed);
                 }
             }
             Err(NotPutBack::Ever(why)) => {

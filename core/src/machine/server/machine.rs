@@ -145,6 +145,10 @@ impl<F> Machine<F> for Server<F> {
         if !self.was_led && now >= self.started + self.limits.leaderless {
             self.stop(now, true);
         }
+        if let Some(search) = self.search.as_mut().filter(|search| search.at <= now) {
+            search.at = now + self.limits.look;
+            self.event(ServerEvent::Look);
+        }
         self.settle(now, None);
     }
 
@@ -158,8 +162,10 @@ impl<F> Machine<F> for Server<F> {
         let lead_by =
             (!self.was_led && self.stopping.is_none()).then(|| self.started + self.limits.leaderless);
         let stop_by = self.stopping.filter(|_| !self.stopped).map(|(by, _)| by);
+        let look_at = self.search.as_ref().filter(|_| self.stopping.is_none());
+        let look_at = look_at.map(|search| search.at);
         let first = self.deadlines.first().map(|(deadline, _)| *deadline);
-        let wake_at = [first, lead_by, stop_by, self.paused_until]
+        let wake_at = [first, lead_by, stop_by, look_at, self.paused_until]
             .into_iter()
             .flatten()
             .min();

@@ -46,6 +46,8 @@ pub struct Limits {
     pub waiting: Span,
     /// How long a new server waits for a vault to take the lead.
     pub leaderless: Span,
+    /// How often a server that no vault leads any more looks whether it can be found.
+    pub look: Span,
 }
 
 impl Default for Limits {
@@ -59,6 +61,7 @@ impl Default for Limits {
             unread: Span::secs(5),
             waiting: Span::secs(120),
             leaderless: Span::secs(30),
+            look: Span::secs(5),
         }
     }
 }
@@ -87,6 +90,11 @@ pub enum ServerEvent {
     },
     /// The launcher is gone; the server goes on with what it has.
     LeaderGone,
+    /// The owner shall look whether an engine or the next launcher finds this server, and say
+    /// [`looked`](Server::looked).
+    Look,
+    /// Nobody finds it, twice in a row, and so it ends.
+    CutOff,
     /// A daemon serves new content.
     Serving {
         /// The daemon.
@@ -195,6 +203,15 @@ pub enum ServerEvent {
     },
 }
 
+/// Whether a server that no vault leads any more can be found.
+#[derive(Debug)]
+struct Search {
+    /// When to look next.
+    at: Now,
+    /// It was not found the last time.
+    missed: bool,
+}
+
 #[derive(Debug)]
 struct Conn<F> {
     origin: Origin,
@@ -249,6 +266,8 @@ pub struct Server<F> {
     deadlines: BTreeSet<(Now, ConnId)>,
     /// No connection is accepted before this moment.
     paused_until: Option<Now>,
+    /// While no vault leads any more.
+    search: Option<Search>,
     /// Our request to the vault to stop, while it is unanswered.
     asked_to_stop: Option<u32>,
     /// The server ends at this moment or earlier; and whether it is orphaned.
@@ -282,6 +301,7 @@ impl<F> Server<F> {
             reaper: Reaper::default(),
             deadlines: BTreeSet::new(),
             paused_until: None,
+            search: None,
             asked_to_stop: None,
             stopping: None,
             stopped: false,
@@ -314,6 +334,19 @@ impl<F> Server<F> {
     /// What a daemon is.
     pub fn info(&self, daemon: DaemonId) -> Option<&DaemonInfo> {
         self.daemons.get(&daemon).map(|daemon| &daemon.info)
+    }
+
+    /// What the owner saw when it was told to [`Look`](ServerEvent::Look). Once may be chance: whoever moves a directory
+    /// may move it back.
+    pub fn looked(&mut self, now: Now, found: bool) {
+        if let Some(search) = &mut self.search
+            && std::mem::replace(&mut search.missed, !found)
+            && !found
+        {
+            self.event(ServerEvent::CutOff);
+            self.stop(now, true);
+        }
+        self.settle(now, None);
     }
 
     fn event(&mut self, event: ServerEvent) {
@@ -519,6 +552,11 @@ impl<F> Server<F> {
     /// had not loaded everything, since no socket has its name until then.
     fn end_if_done(&mut self, now: Now) {
         let orphaned = self.was_led && self.leader.is_none();
+        let search = || Search {
+            at: now + self.limits.look,
+            missed: false,
+        };
+        self.search = orphaned.then(|| self.search.take().unwrap_or_else(search));
         let holds_nothing = !self.daemons.values().any(|daemon| daemon.content().is_some());
         if orphaned && (holds_nothing || self.unloaded) && self.releases.is_empty() {
             self.stop(now, true);
