@@ -530,9 +530,11 @@ impl World {
             .filter(|(before, now)| before.generation == now.generation)
             .count();
         // A server that was not armed with all yet is adopted with what it has.
-        if !self.publishes() && !(launcher_died && server_died) {
-            assert!(same == 0 || same == now.len(), "a part is fresh: {now:?}");
-        }
+        let may_be_mixed = self.publishes() || (launcher_died && server_died);
+        assert!(
+            may_be_mixed || [0, now.len()].contains(&same),
+            "a part is fresh: {now:?}"
+        );
         for (before, now) in pairs() {
             assert_eq!((&before.socket, before.rank), (&now.socket, now.rank));
             let is_same = before.generation == now.generation;
