@@ -15,7 +15,9 @@ use std::collections::{BTreeMap, VecDeque};
 /// The most operations of a session: enough for anything, and quick.
 const OPERATIONS: usize = 300;
 /// The most deadlines that follow one another while nobody says anything.
-const DEADLINES: usize = 200;
+const DEADLINES: usize = 300;
+/// So many looks in a row take longer than any deadline.
+const LOOKS: usize = 30;
 
 /// Does to a server what the input says, and checks that
 ///
@@ -330,7 +332,11 @@ impl Session {
 
     fn pass(&mut self, now: Now) {
         self.now = now;
+        let before = self.host.events.len();
         self.host.tick(now);
+        if self.host.events[before..].contains(&ServerEvent::Look) {
+            self.host.input(|server| server.looked(now, true));
+        }
         self.forget_closed();
     }
 
@@ -368,16 +374,22 @@ impl Session {
         assert!(self.clients.len() <= most, "connections are within their limits");
     }
 
-    /// Nobody says anything, until no time will change anything.
+    /// Nobody says anything, until no time will change anything: who waits for a launcher looks around again and again.
     fn silence(&mut self) {
+        let mut looks_in_a_row = 0;
         for _ in 0..DEADLINES {
             self.reap(usize::MAX);
-            if self.host.wake_at.is_none() {
+            if self.host.wake_at.is_none() || looks_in_a_row == LOOKS {
                 let stuck = self.clients.values().filter(|client| !client.may_stay);
                 assert_eq!(stuck.count(), 0, "who says nothing is ended");
                 return self.no_bug();
             }
+            let before = self.host.events.len();
             self.pass_to_the_next_deadline();
+            looks_in_a_row = match &self.host.events[before..] {
+                [ServerEvent::Look] => looks_in_a_row + 1,
+                _ => 0,
+            };
         }
         panic!("a silent server waits for something again and again");
     }
