@@ -2,8 +2,11 @@
 
 #![allow(unsafe_code)] // A call that no crate wraps.
 
-use std::ffi::c_int;
+use libc::{EAGAIN, F_RDLCK, F_SETLEASE, F_UNLCK, SIGURG, c_int, fcntl};
 use std::os::fd::{AsFd, AsRawFd};
+
+/// Of linux/fcntl.h: which signal tells of what a lease is in the way of.
+const F_SETSIG: c_int = 10;
 
 /// Whether any process has a file open for writing at this moment, or mapped so that it can. Asked by a read
 /// lease (fcntl(2), "Leases"), which is not given while there is one, and given back at once.
@@ -26,20 +29,6 @@ pub fn is_open_for_writing(fd: impl AsFd) -> Option<bool> {
 fn control(fd: c_int, command: c_int, argument: c_int) -> bool {
     // SAFETY: these commands take a number and touch no memory of this process.
     unsafe { fcntl(fd, command, argument) == 0 }
-}
-
-// Of linux/fcntl.h and linux/signal.h, and the same on every architecture that Rust's Linux has but for SIGURG and
-// EAGAIN on MIPS, SPARC and Alpha: there the answer is a `None` more, or a signal that is ignored as well.
-const F_SETSIG: c_int = 10;
-const F_SETLEASE: c_int = 1024;
-const F_RDLCK: c_int = 0;
-const F_UNLCK: c_int = 2;
-const SIGURG: c_int = 23;
-const EAGAIN: c_int = 11;
-
-unsafe extern "C" {
-    /// Of the C library, which std links: -1 for an error.
-    fn fcntl(fd: c_int, command: c_int, ...) -> c_int;
 }
 
 #[cfg(test)]
