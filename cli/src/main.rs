@@ -15,7 +15,6 @@ mod output;
 mod owners;
 mod plan;
 mod preload;
-mod printable;
 mod probe;
 mod process;
 mod release;

@@ -22,5 +22,6 @@ pub mod fuzz;
 pub mod machine;
 pub mod peer;
 pub mod plan;
+pub mod text;
 pub mod time;
 pub mod wire;

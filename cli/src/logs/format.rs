@@ -1,6 +1,6 @@
 //! How an event becomes a line.
 
-use crate::printable::{self, cut, is_hidden};
+use super::LINE;
 use serde_json::{Map, Value};
 use std::fmt::{self, Debug};
 use tracing::field::{Field, Visit};
@@ -10,6 +10,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
+use weightd_core::text::{is_hidden, short};
 
 /// For a person, the message says all that the fields say. On one line, whatever clients put into it.
 #[derive(Debug)]
@@ -19,7 +20,7 @@ impl<'writer> FormatFields<'writer> for MessageOnly {
     fn format_fields<R: RecordFields>(&self, mut writer: Writer<'writer>, fields: R) -> fmt::Result {
         let mut message = Message(String::new());
         fields.record(&mut message);
-        printable::write(&mut writer, &message.0)
+        writer.write_str(&short(&message.0, LINE))
     }
 }
 
@@ -113,4 +114,13 @@ impl Visit for Fields {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         self.insert(field, cut(&format!("{value:?}")));
     }
+}
+
+/// As much of a text as anybody reads.
+fn cut(text: &str) -> &str {
+    let mut end = text.len().min(LINE);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }

@@ -10,7 +10,6 @@ mod output;
 pub mod pace;
 
 use crate::error::CliError;
-use crate::printable::printable;
 use clap::ValueEnum;
 use format::{Json, MessageOnly};
 use output::Output;
@@ -22,6 +21,7 @@ use std::time::Instant;
 use tracing::Level;
 use tracing_subscriber::EnvFilter;
 use weightd_core::content::Role;
+use weightd_core::text::short;
 use weightd_core::wire::message::{DaemonId, DaemonInfo};
 
 /// How lines are written.
@@ -40,6 +40,9 @@ struct Logs {
     format: LogFormat,
     output: Output,
 }
+
+/// The most bytes of a line that is not all ours, and of each of its values.
+pub const LINE: usize = 4096;
 
 /// One for the process, as its stderr is.
 static LOGS: OnceLock<Logs> = OnceLock::new();
@@ -79,7 +82,7 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), CliError> {
 
 /// Says why the process fails, whatever is filtered.
 pub fn fail(error: &CliError) {
-    let text = format!("weightd: {}\n", printable(&error.to_string()));
+    let text = format!("weightd: {}\n", short(&error.to_string(), LINE));
     match LOGS.get() {
         Some(logs) => logs.output.line(match logs.format {
             LogFormat::Text => text.into_bytes(),

@@ -1,15 +1,16 @@
 //! What ranks would hold of a model and of its draft.
 
 use crate::error::CliError;
+use crate::logs::LINE;
 use crate::models::Model;
 use crate::output::say;
-use crate::printable::printable;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use weightd_checkpoint::{Checkpoint, Draft, Held, HeldPart, ModelPart, Rank};
 use weightd_core::content::Role;
 use weightd_core::plan::placement::Placement;
+use weightd_core::text::short;
 
 /// A plan, worked out from headers alone, in a form to be printed.
 pub struct ModelPlan {
@@ -127,10 +128,10 @@ impl ModelPlan {
                 rank.bytes()
             ))?;
             for tensor in &rank.tensors {
-                say(format_args!("  {}", printable(&tensor.to_string())))?;
+                say(format_args!("  {}", short(&tensor.to_string(), LINE)))?;
             }
             for (alias, of) in &rank.aliases {
-                say(format_args!("  {} is {}", printable(alias), printable(of)))?;
+                say(format_args!("  {} is {}", short(alias, LINE), short(of, LINE)))?;
             }
         }
         let totals = self.totals();

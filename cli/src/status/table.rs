@@ -1,7 +1,7 @@
 //! One line for each daemon, in columns.
 
 use super::{Found, holds};
-use crate::printable::is_hidden;
+use weightd_core::text::short;
 use weightd_core::wire::message::DaemonStatus;
 use weightd_socket::path::Named;
 
@@ -24,7 +24,7 @@ const NUMBERS: [&str; 6] = ["RANK", "BYTES", "LEASES", "UP", "SERVER", "LAUNCHER
 /// As many of a device's digits as tell it from others; the list below has them all.
 const DEVICE_DIGITS: usize = 8;
 /// As much of a text as leaves room for the others.
-const TEXT_CHARS: usize = 64;
+const TEXT_BYTES: usize = 64;
 
 /// The table, its heads first.
 pub fn lines(found: &[Found]) -> Vec<String> {
@@ -87,13 +87,9 @@ fn row(found: &Found) -> [String; 12] {
 
 /// What a publisher says, on one line; and what nobody has said yet of a daemon that waits for one.
 pub fn shown(text: &str) -> String {
-    let printed = text.chars().take(TEXT_CHARS).map(|character| match character {
-        hidden if is_hidden(hidden) => char::REPLACEMENT_CHARACTER,
-        other => other,
-    });
     match text {
         "" => "-".to_owned(),
-        _ => printed.collect(),
+        _ => short(text, TEXT_BYTES),
     }
 }
 
@@ -145,11 +141,8 @@ mod tests {
     #[test]
     fn what_publishers_say_stays_in_its_column() {
         assert_eq!(shown(""), "-");
-        assert_eq!(
-            shown("Llama\n\u{1b}[2J\u{202e}"),
-            "Llama\u{fffd}\u{fffd}[2J\u{fffd}"
-        );
-        assert_eq!(shown(&"ß".repeat(100)).chars().count(), TEXT_CHARS);
+        assert_eq!(shown("Llama\n\u{1b}[2J"), r"Llama\n\u{1b}[2J");
+        assert_eq!(shown(&"ß".repeat(100)), "ß".repeat(30) + "...");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What two keys say differently, for a person.
 
+use crate::text::short;
 use speedy::{Readable, Writable};
 use std::fmt;
 
@@ -26,13 +27,14 @@ pub(super) const MOST: usize = 100;
 impl Difference {
     /// Of the values of a field, which are cut where they are longer than anybody reads, as its name is.
     pub fn new(field: &str, asked: &str, served: &str) -> Difference {
+        let [asked, served] = told_apart(asked, served);
         Difference {
             field: match field.len() {
                 0..=NAME => field.to_owned(),
-                _ => short(field),
+                _ => short(field, SHORT),
             },
-            asked: short(asked),
-            served: short(served),
+            asked,
+            served,
         }
     }
 
@@ -54,31 +56,20 @@ impl Difference {
 impl fmt::Display for Difference {
     /// Whoever made it, it neither ends a line nor steers a terminal.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [field, asked, served] = [&self.field, &self.asked, &self.served].map(|text| short(text));
+        let [field, asked, served] = [&self.field, &self.asked, &self.served].map(|text| short(text, SHORT));
         write!(f, "{field} (asked for {asked}, served {served})")
     }
 }
 
-/// As much of a text as has room on a line, with escapes for what is not to be seen. A text that is short
-/// stays as it is.
-fn short(text: &str) -> String {
-    const CUT: &str = "...";
-    let mut short = String::new();
-    let mut fits = 0;
-    for character in text.chars() {
-        match character {
-            '\\' | '"' | '\'' => short.push(character),
-            other => short.extend(other.escape_debug()),
-        }
-        if short.len() > SHORT {
-            short.truncate(fits);
-            return short + CUT;
-        }
-        if short.len() <= SHORT - CUT.len() {
-            fits = short.len();
-        }
+/// What two values are from where they differ, where they differ so late that both are cut before.
+fn told_apart<'a>(asked: &'a str, served: &'a str) -> [String; 2] {
+    let both = [asked, served].map(|value| short(value, SHORT));
+    if asked == served || both[0] != both[1] {
+        return both;
     }
-    short
+    let same = asked.chars().zip(served.chars()).take_while(|(a, b)| a == b);
+    let same: usize = same.map(|(character, _)| character.len_utf8()).sum();
+    [asked, served].map(|value| short(&format!("...{}", &value[same..]), SHORT))
 }
 
 #[cfg(test)]
@@ -86,22 +77,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_short_and_harmless_however_often_it_is_made_so() {
+    fn values_look_different_wherever_they_differ() {
+        let long = "x".repeat(61);
         let table = [
-            ("float16", "float16"),
-            ("a ü \\ \"b\"", "a ü \\ \"b\""),
-            ("a\nb\u{1b}[2J\u{202e}", r"a\nb\u{1b}[2J\u{202e}"),
+            ("float16", "bfloat16", "float16", "bfloat16"),
+            ("a\nb", "", r"a\nb", ""),
+            // Neither can be told from the other by its first 61 bytes.
+            (
+                &*format!("{long}old1"),
+                &*format!("{long}new1"),
+                "...old1",
+                "...new1",
+            ),
+            (
+                &*format!("{long}üxxx"),
+                &*format!("{long}öxxx"),
+                "...üxxx",
+                "...öxxx",
+            ),
+            (&*format!("{long}xxxx"), &*format!("{long}xxxxx"), "...", "...x"),
         ];
-        for (text, expected) in table {
-            assert_eq!(short(text), expected);
-        }
-        for text in [&"x".repeat(64), &"ü".repeat(32)] {
-            assert_eq!(short(text), *text);
-        }
-        for text in ["x".repeat(65), "ü".repeat(40), "\n".repeat(1000)] {
-            let cut = short(&text);
-            assert!((58..=64).contains(&cut.len()) && cut.ends_with("..."), "{cut}");
-            assert_eq!(short(&cut), cut);
+        for (asked, served, as_asked, as_served) in table {
+            let told = Difference::new("f", asked, served);
+            assert_eq!((&*told.asked, &*told.served), (as_asked, as_served));
         }
     }
 
