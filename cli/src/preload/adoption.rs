@@ -1,7 +1,7 @@
 //! What a launcher starts from: nothing, a server that outlived its launcher, or what the service manager
 //! kept.
 
-use super::daemons::{Claimed, Control, Daemons, claim, server_of};
+use super::daemons::{Behind, Claimed, Control, Daemons, claim, server_of};
 use super::digests::{Digests, Halt};
 use super::manager::Kept;
 use super::store::{self, Store};
@@ -16,6 +16,7 @@ use weightd_blocking::adopt::adopt;
 use weightd_blocking::request::RequestError;
 use weightd_core::content::{Comparison, Role};
 use weightd_core::machine::{AskError, Inheritance};
+use weightd_core::text::short;
 use weightd_core::time::Span;
 use weightd_core::wire::message::{DaemonInfo, ErrorCode};
 use weightd_socket::connect::{ConnectError, connect};
@@ -26,6 +27,8 @@ use weightd_socket::lock::{Lock, read_owner};
 const HANDS_OVER_WITHIN: Span = Span::secs(10);
 /// The most fields that an error names.
 const NAMED: usize = 24;
+/// The most bytes that an error has of a name.
+const NAME: usize = 64;
 /// How long a server may take to end that is just ending.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
@@ -215,13 +218,15 @@ fn is_served(dir: &Path, wanted: &[DaemonInfo]) -> bool {
     }
     let until = Instant::now() + ENDS_WITHIN;
     loop {
-        let servers = wanted.iter().filter_map(|info| {
-            let owner = read_owner(Path::new(&info.socket))?;
-            server_of(dir, &owner)
-        });
-        let servers: Vec<_> = servers.collect();
-        if servers.is_empty() || servers.iter().any(Option::is_some) || Instant::now() >= until {
-            return !servers.is_empty();
+        let owners = wanted
+            .iter()
+            .filter_map(|info| read_owner(Path::new(&info.socket)));
+        let behind: Vec<Behind> = owners.map(|owner| server_of(dir, &owner)).collect();
+        let is_any = |is_it: fn(&Behind) -> bool| behind.iter().any(is_it);
+        let is_silent = is_any(|behind| matches!(behind, Behind::Silent));
+        let is_server = is_any(|behind| matches!(behind, Behind::Server(_)));
+        if is_server || !is_silent || Instant::now() >= until {
+            return is_server || is_silent;
         }
         sleep(PAUSE);
     }
@@ -313,7 +318,10 @@ fn running(inheritance: &Inheritance<OwnedFd>) -> String {
     }
     format!(
         "{} ({place}, dtype {}, layout {}, {} bytes of checkpoint)",
-        key.model_arch, key.dtype, key.layout, key.checkpoint.bytes
+        short(&key.model_arch, NAME),
+        short(&key.dtype, NAME),
+        short(&key.layout, NAME),
+        key.checkpoint.bytes
     )
 }
 

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+use tracing::info;
 use weightd_blocking::request::{RequestError, request};
 use weightd_core::content::Key;
 use weightd_core::machine::{Ends, Held, Inheritance, Inherited};
@@ -20,11 +21,15 @@ use weightd_socket::connect::ConnectError;
 use weightd_socket::listen::{self, ListenError, Pending};
 use weightd_socket::lock::{Lock, LockError, Owner, read_owner};
 use weightd_socket::path::control_path;
-use weightd_socket::seen::Seen;
+use weightd_socket::seen::{Seen, is_absent};
 
 /// How long an owner may take to say who it is: one that has just started has not written that
 /// yet, and one that is ending holds its lock for a moment longer.
 const OWNER_SHOWS_WITHIN: Duration = Duration::from_secs(2);
+
+/// How long a server may take to end that nobody finds any more: it looks around every 5 s, and ends when it has seen
+/// that twice in a row.
+const LOST_ENDS_WITHIN: Duration = Duration::from_secs(15);
 
 /// Everything that a launcher owns in its directory. Dropping it removes every name that it does not
 /// [leave](Daemons::leave_names); the locks are freed last.
@@ -318,7 +323,8 @@ pub(super) fn nobody_serves(dir: &Path, lock: Lock) -> Result<Lock, CliError> {
 
 /// Takes the right to a name, and says who had it last.
 pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Owner>), Orphan>, NotLocked> {
-    let until = Instant::now() + OWNER_SHOWS_WITHIN;
+    let begin = Instant::now();
+    let mut within = OWNER_SHOWS_WITHIN;
     loop {
         let owner = read_owner(socket);
         let mut error = match Lock::acquire(socket) {
@@ -326,18 +332,17 @@ pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Own
             Err(error @ LockError::AlreadyOwned { .. }) => NotLocked::Lock(error),
             Err(error) => return Err(NotLocked::Lock(error)),
         };
-        if let Some(owner) = owner
-            && let Some(Some(server)) = server_of(dir, &owner)
-        {
-            match server.launcher_pid {
-                0 => {
+        if let Some(owner) = owner {
+            match server_of(dir, &owner) {
+                Behind::Server(server) if server.launcher_pid == 0 => {
                     return Ok(Err(Orphan {
                         owner,
                         socket: socket.to_owned(),
                         pid: server.pid,
                     }));
                 }
-                launcher => {
+                Behind::Server(server) => {
+                    let launcher = server.launcher_pid;
                     error = NotLocked::Led(format!(
                         "launcher {launcher} already owns {}: stop it with `weightd stop --socket-dir {}`, or choose another --instance",
                         socket.display(),
@@ -348,24 +353,42 @@ pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Own
                         return Err(error);
                     }
                 }
+                // A server may be left that lost all its names, and holds this one until it notices.
+                Behind::Nothing if within < LOST_ENDS_WITHIN && has_ended(owner.pid) && is_absent(socket) => {
+                    info!(
+                        "waiting for the server of a launcher that was killed (pid {}) to end: the sockets by which it \
+                         was found are gone",
+                        owner.pid
+                    );
+                    within = LOST_ENDS_WITHIN;
+                }
+                Behind::Nothing | Behind::Silent => {}
             }
         }
-        if Instant::now() >= until {
+        if begin.elapsed() >= within {
             return Err(error);
         }
         sleep(Duration::from_millis(20));
     }
 }
 
-/// The server behind an owner's control socket. `None` where there is none; nothing is said of one that
-/// was never led, or does not answer.
-pub fn server_of(dir: &Path, owner: &Owner) -> Option<Option<ServerStatus>> {
+/// What is behind a control socket.
+#[derive(Debug)]
+pub enum Behind {
+    Server(ServerStatus),
+    /// Somebody who does not answer, or a server that was never led.
+    Silent,
+    Nothing,
+}
+
+/// What is behind an owner's control socket.
+pub fn server_of(dir: &Path, owner: &Owner) -> Behind {
     match request(&dir.join(&owner.control), GetStatus {}, Span::secs(2)) {
         Ok(Message::ServerStatus(status)) if status.launcher_pid != 0 || status.daemons != 0 => {
-            Some(Some(status))
+            Behind::Server(status)
         }
-        Err(RequestError::Connect(ConnectError::Absent { .. })) => None,
-        _ => Some(None),
+        Err(RequestError::Connect(ConnectError::Absent { .. })) => Behind::Nothing,
+        _ => Behind::Silent,
     }
 }
 

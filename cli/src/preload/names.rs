@@ -190,10 +190,9 @@ impl From<DirError> for NotPutBack {
 impl From<LockError> for NotPutBack {
     fn from(error: LockError) -> NotPutBack {
         match error {
-            LockError::Io(_) | LockError::Replaced { .. } => yet(error),
-            LockError::AlreadyOwned { .. } | LockError::Foreign { .. } | LockError::Uid(_) => {
-                NotPutBack::Ever(error.to_string())
-            }
+            // What is foreign was put in the lock file's place, in a directory that is ours.
+            LockError::Io(_) | LockError::Replaced { .. } | LockError::Foreign { .. } => yet(error),
+            LockError::AlreadyOwned { .. } | LockError::Uid(_) => NotPutBack::Ever(error.to_string()),
         }
     }
 }

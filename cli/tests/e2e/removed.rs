@@ -72,7 +72,7 @@ fn a_directory_that_is_removed_is_made_again_and_the_same_generations_are_served
     };
     let dir = site.dir().display().to_string();
     assert!(
-        warning.contains(&format!("the socket directory {dir} was removed")),
+        warning.contains(&format!("removed or replaced the socket directory {dir}")),
         "{warning}"
     );
     assert!(
@@ -182,6 +182,35 @@ fn a_socket_that_is_replaced_is_put_back_and_a_directory_that_is_replaced_by_a_l
     }
     site.assert_clean();
     assert_intact(&mapped, &model, 2);
+}
+
+#[test]
+fn what_was_put_in_a_lock_files_place_is_named_and_may_go_again() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let mut launcher = site.preload(&model, 1, &[]);
+    let (before, mapped) = (served(&site), map(&site, &model, 1));
+    let lock = site.socket().with_extension("sock.lock");
+    let elsewhere = site.path().join("elsewhere");
+    fs::write(&elsewhere, "somebody's").unwrap();
+    let in_its_place: [(&str, &dyn Fn()); 3] = [
+        ("not a regular file", &|| fs::create_dir(&lock).unwrap()),
+        ("a symbolic link", &|| symlink(&elsewhere, &lock).unwrap()),
+        ("also known by another name", &|| {
+            fs::hard_link(&elsewhere, &lock).unwrap()
+        }),
+    ];
+    for (times, (what, put)) in (1..).zip(in_its_place) {
+        fs::remove_file(&lock).unwrap();
+        put();
+        launcher.says(what);
+        fs::remove_file(&lock).or_else(|_| fs::remove_dir(&lock)).unwrap();
+        served_again(&site, &launcher, times, &before);
+    }
+    assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "somebody's");
+    launcher.signal(Signal::TERM);
+    assert_eq!(launcher.code(), 143);
+    site.assert_clean();
+    assert_intact(&mapped, &model, 1);
 }
 
 #[test]
@@ -315,6 +344,21 @@ fn a_server_without_a_launcher_that_nobody_finds_ends() {
         assert_intact(&mapped, &model, 2);
         site.assert_clean();
     }
+}
+
+#[test]
+fn a_start_waits_for_a_server_to_end_that_nobody_finds() {
+    let (site, model) = (Site::new(), model("llama"));
+    let (_launcher, server) = orphaned(&site, &model);
+    remove(&site, true, |_| true);
+    remove(&site, false, |name| name.ends_with(".sock"));
+    let mut next = site.preload(&model, 2, &[]);
+    next.says("waiting for the server of a launcher that was killed");
+    assert!(!is_alive(&server));
+    site.attach_verified(&model, 2);
+    next.signal(Signal::TERM);
+    assert_eq!(next.code(), 143);
+    site.assert_clean();
 }
 
 #[test]

@@ -178,11 +178,11 @@ pub enum LockError {
         path: PathBuf,
     },
     /// What lies at the lock file's path was not made by us.
-    #[error("lock file {} is {what}: remove it", path.display())]
+    #[error("lock file {} is {what}", path.display())]
     Foreign {
         /// The lock file.
         path: PathBuf,
-        /// What it is instead.
+        /// What it is instead, and what to do about it.
         what: String,
     },
     /// We are nobody in particular.
@@ -208,8 +208,8 @@ fn open(path: &Path) -> Result<OwnedFd, LockError> {
     };
     match openat(CWD, path, flags, Mode::RUSR | Mode::WUSR) {
         Ok(file) => Ok(file),
-        Err(Errno::LOOP) => Err(foreign("a symbolic link")),
-        Err(Errno::ISDIR | Errno::NXIO | Errno::NODEV) => Err(foreign("not a regular file")),
+        Err(Errno::LOOP) => Err(foreign("a symbolic link: remove it")),
+        Err(Errno::ISDIR | Errno::NXIO | Errno::NODEV) => Err(foreign("not a regular file: remove it")),
         Err(errno) => Err(IoError::when("open the lock file", path)(errno).into()),
     }
 }
@@ -222,14 +222,14 @@ fn check(path: &Path, stat: &Stat, ours: u32) -> Result<(), LockError> {
         })
     };
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return foreign("not a regular file".to_owned());
+        return foreign("not a regular file: remove it".to_owned());
     }
     if stat.st_uid != ours {
-        return foreign(format!("of uid {} and we are uid {ours}", stat.st_uid));
+        return foreign(format!("of uid {} and we are uid {ours}: remove it", stat.st_uid));
     }
     // Its content will be overwritten, which must not befall a file that was linked here.
     if stat.st_nlink > 1 {
-        return foreign("also known by another name".to_owned());
+        return foreign("also known by another name: remove that (`find -samefile` finds it)".to_owned());
     }
     Ok(())
 }

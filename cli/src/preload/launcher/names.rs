@@ -13,7 +13,7 @@ const EVERY: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Names {
     look_at: Instant,
-    /// Which could not be put back when that was tried last.
+    /// Which could not be put back when that was tried last, and why.
     complaint: Option<String>,
 }
 
@@ -82,24 +82,22 @@ impl Launcher {
         match put_back {
             Ok(()) => {
                 warn!(
-                    "{removed} was removed or replaced by somebody and is put back, with a new server; nothing is loaded \
+                    "somebody removed or replaced {removed}, which is put back, with a new server; nothing is loaded \
                      again: exclude {dir} from cleaning (a line `x {dir}` in a file of /etc/tmpfiles.d)"
                 );
                 self.names.complaint = None;
             }
             Err(NotPutBack::Yet(why)) => {
-                if self.names.complaint.as_ref() != Some(&removed) {
-                    warn!(
-                        "{removed} was removed or replaced by somebody and cannot be put back yet: {why}; trying again \
-                         every {} s",
-                        EVERY.as_secs()
-                    );
-                    self.names.complaint = Some(removed);
+                let complaint =
+                    format!("somebody removed or replaced {removed}, which cannot be put back yet: {why}");
+                if self.names.complaint.as_ref() != Some(&complaint) {
+                    warn!("{complaint}; trying again every {} s", EVERY.as_secs());
+                    self.names.complaint = Some(complaint);
                 }
             }
             Err(NotPutBack::Ever(why)) => {
                 return Err(CliError::Failure(format!(
-                    "{removed} was removed or replaced by somebody while it was in use, and cannot be put back: {why}"
+                    "somebody removed or replaced {removed} while it was in use, which cannot be put back: {why}"
                 )));
             }
         }
