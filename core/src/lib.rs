@@ -22,6 +22,9 @@ pub mod fuzz;
 pub mod machine;
 pub mod peer;
 pub mod plan;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod testing;
 pub mod text;
 pub mod time;
 pub mod wire;

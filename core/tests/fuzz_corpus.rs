@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 use weightd_core::content::{CheckpointId, DeviceUuid, Difference, Generation, HandleKind, Key, Role};
-use weightd_core::fuzz::world;
+use weightd_core::testing::world;
 use weightd_core::wire::message::{Activity, CodeCount, FieldCount, Lease, Leased, Loaded};
 use weightd_core::wire::message::{
     ContentInfo, DaemonInfo, Define, Expects, GetState, Publish, RegionInfo, Replace,

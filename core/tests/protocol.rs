@@ -2,7 +2,7 @@
 //! tables are complete.
 
 use weightd_core::content::{DeviceUuid, Difference, Dtype, Generation, HandleKind, Key};
-use weightd_core::fuzz::world;
+use weightd_core::testing::world;
 use weightd_core::wire::message::{
     ContentInfo, DaemonInfo, Define, ErrorCode, Expects, Failure, GetState, Holds, Message, Mismatch,
     Publish, RegionInfo, State, Watch,

@@ -10,8 +10,8 @@ use std::time::Duration;
 use weightd_blocking::loading::{Loading, Stop};
 use weightd_blocking::task::{Task, Turn};
 use weightd_blocking::{Binding, Endpoint};
-use weightd_core::fuzz::world::key;
 use weightd_core::machine::{AttachError, AttachOptions};
+use weightd_core::testing::world::key;
 use weightd_core::time::Span;
 use weightd_core::wire::message::{ErrorCode, Failure, Message};
 

@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     fn key() -> Key {
-        crate::fuzz::world::key(0)
+        crate::testing::world::key(0)
     }
 
     #[test]

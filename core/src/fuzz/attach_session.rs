@@ -1,15 +1,15 @@
 //! An engine's attach against a daemon that says whatever it likes, and a driver that has any luck.
 
 use super::Input;
-use super::ledger::{Fd, Ledger};
 use super::words::{descriptors, generation, some_key, to_engine};
-use super::world::{UID, device, frame};
 use crate::content::{Generation, Role};
 use crate::machine::{
     Attach, AttachError, AttachOptions, AttachStep, Client, ConnectFailure, Exchange, Fault, Fetched, Mode,
     Outcome, Step, check_descriptors,
 };
 use crate::peer::{Facts, Peer};
+use crate::testing::ledger::{Fd, Ledger};
+use crate::testing::world::{UID, device, frame};
 use crate::time::{Now, Span};
 use crate::wire::frame::HEADER_BYTES;
 use crate::wire::{Header, Message};

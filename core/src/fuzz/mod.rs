@@ -1,5 +1,4 @@
-//! What the fuzz targets run, one file for each, here so that tests can replay their corpora; and the node in virtual
-//! time that they share with the tests of the machines.
+//! What the fuzz targets run, one file for each, here so that tests can replay their corpora.
 
 #![allow(missing_docs, missing_debug_implementations)]
 
@@ -12,11 +11,6 @@ pub mod pair;
 mod read_plan;
 mod server_session;
 mod words;
-
-pub mod host;
-pub mod ledger;
-pub mod socket;
-pub mod world;
 
 pub use attach_session::attach_session;
 pub use frame_decoder::frame_decoder;

@@ -2,11 +2,11 @@
 //! that vanish.
 
 use super::Input;
-use super::ledger::File;
-use super::socket::Dice;
-use super::world::*;
 use crate::content::Generation;
 use crate::machine::{AttachOptions, Fault, HandoverEvent, Mode, Outcome, Publish, VaultEvent};
+use crate::testing::ledger::File;
+use crate::testing::socket::Dice;
+use crate::testing::world::*;
 use crate::time::Span;
 use crate::wire::message::{Expects, GetMemory, GetState, Release};
 use std::collections::{BTreeMap, BTreeSet};

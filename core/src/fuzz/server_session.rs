@@ -1,12 +1,12 @@
 //! A server among strangers, engines and launchers that say whatever they like.
 
 use super::Input;
-use super::host::Host;
-use super::ledger::{Fd, Ledger};
 use super::words::{DAEMONS, daemon, descriptors, generation, some_content, some_key, to_server};
-use super::world::{SERVER_PID, UID, frame};
 use crate::machine::{ConnId, Limits, Machine, Origin, Server, ServerEvent};
 use crate::peer::{Facts, Peer};
+use crate::testing::host::Host;
+use crate::testing::ledger::{Fd, Ledger};
+use crate::testing::world::{self, SERVER_PID, UID, frame};
 use crate::time::{Now, Span};
 use crate::wire::message::{Define, Expects, Failure, GetStatus, Holds, Lead, Publish, Published, Released};
 use crate::wire::{Decoder, Message};
@@ -93,10 +93,8 @@ impl Session {
         let launcher = self.accept(Origin::Control, peer);
         self.say(launcher, &Lead { pid: 10 }.into(), vec![]);
         let generation = generation(input);
-        for (daemon, info) in [super::world::info(0, false), super::world::publishable(1)]
-            .into_iter()
-            .enumerate()
-        {
+        let infos = [world::info(0, false), world::publishable(1)];
+        for (daemon, info) in infos.into_iter().enumerate() {
             let define = Define {
                 daemon: daemon as u32,
                 holds: if daemon == 0 {
@@ -112,8 +110,8 @@ impl Session {
             daemon: 0,
             generation: Some(generation),
             expects: Expects::Empty,
-            key: super::world::key(0),
-            content: super::world::content(64, &[10]),
+            key: world::key(0),
+            content: world::content(64, &[10]),
         };
         self.say_well(launcher, publish.into());
         while self.deliver(launcher, usize::MAX, false) || self.read(launcher, usize::MAX) {}

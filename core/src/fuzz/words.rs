@@ -1,10 +1,10 @@
 //! What hosts and strangers say: messages that fit one another now and then, and the descriptors that go with them.
 
 use super::Input;
-use super::ledger::{Fd, Ledger};
-use super::world::{EPOCH, content, device, info, key, place, publishable};
 use crate::content::{Difference, Generation, HandleKind, Key};
 use crate::peer::{Facts, FileKind};
+use crate::testing::ledger::{Fd, Ledger};
+use crate::testing::world::{EPOCH, content, device, info, key, place, publishable};
 use crate::wire::Message;
 use crate::wire::message::{
     Adopt, Adopted, ContentInfo, Control, DaemonId, Define, Defined, Digest, Expects, Failure, GetActivity,

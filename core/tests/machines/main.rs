@@ -21,4 +21,4 @@ mod scripted;
 mod serving;
 mod supervision;
 
-use weightd_core::fuzz::{host, ledger, socket, world};
+use weightd_core::testing::{host, ledger, socket, world};

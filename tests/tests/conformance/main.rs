@@ -14,7 +14,7 @@ mod talk;
 mod virtual_time;
 
 // The world of the core's own tests.
-use weightd_core::fuzz::{host, ledger, world};
+use weightd_core::testing::{host, ledger, world};
 
 mod machines {
     crate::scenarios::every_scenario! { crate::virtual_time::Virtual }

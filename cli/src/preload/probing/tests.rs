@@ -5,9 +5,9 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use weightd_blocking::Clock;
 use weightd_core::content::Generation;
-use weightd_core::fuzz::world::{content, info, publication};
 use weightd_core::machine::{Held, Origin};
 use weightd_core::peer::Peer;
+use weightd_core::testing::world::{content, info, publication};
 use weightd_core::wire::message::{ErrorCode, Expects, Failure, Report, Reported};
 
 const GENERATION: Generation = Generation { epoch: 5, number: 1 };

@@ -1,8 +1,8 @@
 //! One round of everything that moves: time, connections, bytes and descriptors.
 
 use super::{Raw, Side, World};
-use crate::fuzz::ledger::Fd;
 use crate::machine::{Exchange, Machine, Origin, Outgoing};
+use crate::testing::ledger::Fd;
 
 /// The bytes, and duplicates of the descriptors.
 pub(super) fn copy(out: Outgoing<'_, Fd>) -> (Vec<u8>, Vec<Fd>) {

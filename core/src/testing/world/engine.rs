@@ -1,12 +1,12 @@
 //! What an engine is out for: one machine with a connection of its own, and the work that it asks for.
 
 use super::{SERVER_PID, Side, UID, World, content};
-use crate::fuzz::ledger::{Fd, File};
 use crate::machine::{
     Attach, AttachError, AttachStep, Client, ConnectFailure, Exchange, Fault, Fetched, Filled, Outcome,
     Publish, PublishError, PublishStep, Published, Query, Renewal, Renewed, Step,
 };
 use crate::peer::{Facts, Peer};
+use crate::testing::ledger::{Fd, File};
 use crate::time::{Now, Span};
 use crate::wire::message::{DaemonId, Message};
 

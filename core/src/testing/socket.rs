@@ -1,7 +1,7 @@
 //! A Unix stream socket in memory, and the chaos that a kernel may make of it.
 
-use crate::fuzz::ledger::Fd;
 use crate::peer::Facts;
+use crate::testing::ledger::Fd;
 use std::collections::VecDeque;
 
 /// A small generator, so that a seed tells the whole story.

@@ -6,14 +6,14 @@ mod turn;
 pub use engine::{End, Engine, Errand};
 
 use crate::content::{CheckpointId, DeviceUuid, HandleKind, Key, Role};
-use crate::fuzz::host::Host;
-use crate::fuzz::ledger::{Fd, File, Ledger};
-use crate::fuzz::socket::{Dice, Pipe};
 use crate::machine::{
     Adopt, AskError, Attach, AttachError, AttachOptions, ConnId, ConnectFailure, Ends, Handover,
     HandoverEvent, Held, Inheritance, Limits, Machine, Origin, Server, Vault,
 };
 use crate::peer::{Facts, FileKind, Peer};
+use crate::testing::host::Host;
+use crate::testing::ledger::{Fd, File, Ledger};
+use crate::testing::socket::{Dice, Pipe};
 use crate::time::{Now, Span};
 use crate::wire::message::{
     ContentInfo, DaemonId, DaemonInfo, Expects, GetState, Message, Publish as Publication, RegionInfo,

@@ -1,7 +1,7 @@
 //! A process around a machine: it drains outputs as the contract says.
 
-use crate::fuzz::ledger::Fd;
 use crate::machine::{ConnId, DiscardId, Ends, Machine, Output};
+use crate::testing::ledger::Fd;
 use crate::time::Now;
 use crate::wire::message::DaemonId;
 use std::collections::{BTreeMap, BTreeSet};
