@@ -388,6 +388,14 @@ mod tests {
                 r"processing (asked for a\nb, served stored)",
             ),
             (
+                |k| k.processing = "none".into(),
+                "processing (asked for \"none\", served stored)",
+            ),
+            (
+                |k| k.processing = "a, served b".into(),
+                "processing (asked for \"a, served b\", served stored)",
+            ),
+            (
                 |k| drop(k.extra.remove("kv")),
                 "extra.kv (asked for none, served \"\")",
             ),
