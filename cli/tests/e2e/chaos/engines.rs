@@ -57,11 +57,14 @@ impl Engine {
             let daemons = daemons();
             let serves = daemons.iter().find(|daemon| daemon.serves(&generation));
             let has_lease = daemons.iter().find(|daemon| daemon.leased.contains(&generation));
-            if let Some(daemon) = serves.or(has_lease) {
-                server = daemon.server;
-                has_lease.is_some() && !lease.is_lost()
-            } else {
-                lease.is_lost() && !is_alive(&server)
+            match (serves, has_lease) {
+                // Who was not there again before others were served has lost it, whoever else was.
+                (None, _) if lease.is_lost() => !is_alive(&server),
+                (_, Some(daemon)) if !lease.is_lost() => {
+                    server = daemon.server;
+                    true
+                }
+                _ => false,
             }
         });
         self.server = server;
