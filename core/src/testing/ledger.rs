@@ -46,6 +46,21 @@ impl Ledger {
         })
     }
 
+    /// The lock file of a socket.
+    pub fn lock(&self) -> Fd {
+        self.open(Facts {
+            file: FileKind::Other,
+            size: 0,
+        })
+    }
+
+    pub fn listener(&self) -> Fd {
+        self.open(Facts {
+            file: FileKind::Listener,
+            size: 0,
+        })
+    }
+
     /// How many descriptors of this file are open anywhere.
     pub fn open_of(&self, file: File) -> usize {
         self.0.borrow().live.values().filter(|of| **of == file).count()

@@ -5,7 +5,7 @@ use crate::world::*;
 use proptest::prelude::*;
 use weightd_core::content::{Comparison, Generation, HandleKind};
 use weightd_core::machine::{AskError, AttachOptions, Origin, Outcome, ServerEvent, VaultEvent};
-use weightd_core::peer::{Facts, FileKind, Peer};
+use weightd_core::peer::Peer;
 use weightd_core::time::Span;
 use weightd_core::wire::message::{
     self, Adopted, Control, DaemonInfo, Define, ErrorCode, Expects, Holds, Lead, Message, Publish,
@@ -347,8 +347,7 @@ fn a_server_that_was_armed_in_part_is_adopted_and_survives_who_adopts_it() {
     let leader = world.raw_as(Origin::Control, Peer { pid: 10, uid: UID });
     world.say(leader, Lead { pid: 10 }, vec![]);
     for (daemon, number) in [(0, 1), (1, 2)] {
-        let open = |file| world.ledger.open(Facts { file, size: 0 });
-        let (lock, listener) = (open(FileKind::Other), open(FileKind::Listener));
+        let (lock, listener) = (world.ledger.lock(), world.ledger.listener());
         world.listeners.push(listener.file);
         let (info, holds) = (info(daemon, false), Holds::Content(generation(number)));
         world.say(leader, Define { daemon, info, holds }, vec![lock, listener]);

@@ -443,20 +443,12 @@ fn a_vault_does_not_believe_a_loader() {
 #[test]
 fn a_server_does_not_believe_a_vault() {
     use weightd_core::content::Generation;
-    use weightd_core::peer::Facts;
     use weightd_core::wire::message::{Define, Holds, Lead};
     for lie in 0..12 {
         let mut world = World::new();
         world.start_server();
         let leader = world.raw_as(Origin::Control, Peer { pid: 10, uid: UID });
-        let lock = world.ledger.open(Facts {
-            file: FileKind::Other,
-            size: 0,
-        });
-        let listener = world.ledger.open(Facts {
-            file: FileKind::Listener,
-            size: 0,
-        });
+        let (lock, listener) = (world.ledger.lock(), world.ledger.listener());
         world.say(leader, Lead { pid: 10 }, vec![]);
         let define = Define {
             daemon: 0,

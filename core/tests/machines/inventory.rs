@@ -7,7 +7,7 @@ use weightd_core::content::{Comparison, Generation};
 use weightd_core::machine::{
     AttachOptions, InheritError, Inheritance, Outcome, Vault, VaultEvent, inventory_names,
 };
-use weightd_core::peer::{Facts, FileKind};
+use weightd_core::peer::Facts;
 use weightd_core::wire::message::{Adopted, Control, Define, Expects, Holds, Message, Publish, Released};
 use weightd_core::wire::{HEADER_BYTES, Header};
 
@@ -73,14 +73,8 @@ fn what_a_server_says_that_is_no_inheritance_is_refused() {
             description.extend(frame(message, 0, kinds.len()));
             descriptors.extend(kinds.chars().map(|kind| {
                 let fd = match kind {
-                    'k' => ledger.open(Facts {
-                        file: FileKind::Other,
-                        size: 0,
-                    }),
-                    'l' => ledger.open(Facts {
-                        file: FileKind::Listener,
-                        size: 0,
-                    }),
+                    'k' => ledger.lock(),
+                    'l' => ledger.listener(),
                     'm' => ledger.memory(64),
                     _ => ledger.memory(10),
                 };

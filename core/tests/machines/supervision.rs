@@ -3,7 +3,7 @@
 use crate::world::*;
 use weightd_core::content::Generation;
 use weightd_core::machine::{AttachOptions, Origin, Outcome, ServerEvent, VaultEvent};
-use weightd_core::peer::{Facts, FileKind, Peer};
+use weightd_core::peer::Peer;
 use weightd_core::time::Span;
 use weightd_core::wire::message::{
     Define, ErrorCode, Expects, Failure, GetStatus, Holds, Lead, Leading, Message, Publish, Report, Reported,
@@ -64,14 +64,7 @@ fn a_server_lets_nobody_in_before_content_that_was_announced_is_there() {
     world.start_server();
     let leader = control(&mut world, 10);
     world.say(leader, Lead { pid: 10 }, vec![]);
-    let lock = world.ledger.open(Facts {
-        file: FileKind::Other,
-        size: 0,
-    });
-    let listener = world.ledger.open(Facts {
-        file: FileKind::Listener,
-        size: 0,
-    });
+    let (lock, listener) = (world.ledger.lock(), world.ledger.listener());
     let define = Define {
         daemon: 0,
         info: info(0, false),
@@ -99,14 +92,7 @@ fn a_lost_generation_has_its_own_code() {
     world.start_server();
     let leader = control(&mut world, 10);
     world.say(leader, Lead { pid: 10 }, vec![]);
-    let lock = world.ledger.open(Facts {
-        file: FileKind::Other,
-        size: 0,
-    });
-    let listener = world.ledger.open(Facts {
-        file: FileKind::Listener,
-        size: 0,
-    });
+    let (lock, listener) = (world.ledger.lock(), world.ledger.listener());
     world.listeners.push(listener.file);
     let define = Define {
         daemon: 0,
@@ -447,8 +433,7 @@ fn half_armed(holds: Holds) -> World {
     let leader = control(&mut world, 10);
     world.say(leader, Lead { pid: 10 }, vec![]);
     for (daemon, holds) in [(0, Holds::Content(generation(1))), (1, holds)] {
-        let open = |file| world.ledger.open(Facts { file, size: 0 });
-        let (lock, listener) = (open(FileKind::Other), open(FileKind::Listener));
+        let (lock, listener) = (world.ledger.lock(), world.ledger.listener());
         world.listeners.push(listener.file);
         let info = info(daemon, false);
         world.say(leader, Define { daemon, info, holds }, vec![lock, listener]);

@@ -10,7 +10,7 @@ use crate::machine::{
     Adopt, AskError, Attach, AttachError, AttachOptions, ConnId, ConnectFailure, Ends, Handover,
     HandoverEvent, Held, Inheritance, Limits, Machine, Origin, Server, Vault,
 };
-use crate::peer::{Facts, FileKind, Peer};
+use crate::peer::Peer;
 use crate::testing::host::Host;
 use crate::testing::ledger::{Fd, File, Ledger};
 use crate::testing::socket::{Dice, Pipe};
@@ -265,8 +265,7 @@ impl World {
     pub fn start_vault_of(&mut self, daemons: impl IntoIterator<Item = DaemonInfo>) {
         let mut held = Vec::new();
         for info in daemons {
-            let open = |file| self.ledger.open(Facts { file, size: 0 }).strict();
-            let (lock, listener) = (open(FileKind::Other), open(FileKind::Listener));
+            let (lock, listener) = (self.ledger.lock().strict(), self.ledger.listener().strict());
             self.listeners.push(listener.file);
             held.push(Held { info, lock, listener });
         }
@@ -279,8 +278,7 @@ impl World {
 
     /// A lock and a listener.
     pub fn ends(&self) -> Ends<Fd> {
-        let open = |file| self.ledger.open(Facts { file, size: 0 });
-        Ends::new(open(FileKind::Other).strict(), open(FileKind::Listener).strict())
+        Ends::new(self.ledger.lock().strict(), self.ledger.listener().strict())
     }
 
     /// Launcher `pid` asks for the server that is there.

@@ -10,7 +10,6 @@ use crate::socket::Dice;
 use crate::world::*;
 use std::collections::BTreeMap;
 use weightd_core::machine::{Held, Vault};
-use weightd_core::peer::{Facts, FileKind};
 use weightd_core::time::Span;
 use weightd_core::wire::message::{Digest, GetMemory};
 
@@ -46,8 +45,7 @@ impl Node {
         self.model = Model::new(self.launchers);
         self.launchers += 1;
         let held = (0..DAEMONS).map(|daemon| {
-            let open = |file| world.ledger.open(Facts { file, size: 0 }).strict();
-            let (lock, listener) = (open(FileKind::Other), open(FileKind::Listener));
+            let (lock, listener) = (world.ledger.lock().strict(), world.ledger.listener().strict());
             world.listeners.push(listener.file);
             let info = match daemon {
                 SERVED => publishable(daemon),

@@ -249,8 +249,7 @@ fn a_launcher_that_does_not_answer_holds_up_its_publisher_for_a_while_only() {
     let mut world = World::new();
     world.start_server();
     let leader = world.raw_as(Origin::Control, Peer { pid: 10, uid: UID });
-    let open = |file| world.ledger.open(Facts { file, size: 0 });
-    let (lock, listener) = (open(FileKind::Other), open(FileKind::Listener));
+    let (lock, listener) = (world.ledger.lock(), world.ledger.listener());
     world.listeners.push(listener.file);
     world.say(leader, Lead { pid: 10 }, vec![]);
     let define = Define {
