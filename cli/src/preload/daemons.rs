@@ -31,6 +31,8 @@ const OWNER_SHOWS_WITHIN: Duration = Duration::from_secs(2);
 /// that twice in a row.
 const LOST_ENDS_WITHIN: Duration = Duration::from_secs(15);
 
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// Everything that a launcher owns in its directory. Dropping it removes every name that it does not
 /// [leave](Daemons::leave_names); the locks are freed last.
 #[derive(Debug)]
@@ -305,8 +307,24 @@ impl Drop for Control {
 /// made it may serve on. The new one goes then, as if it had never been: the name is not ours.
 pub(super) fn nobody_serves(dir: &Path, lock: Lock) -> Result<Lock, CliError> {
     let socket = lock.socket().to_owned();
-    let Ok(Message::DaemonStatus(status)) = request(&socket, GetStatus {}, Span::secs(2)) else {
-        return Ok(lock);
+    let until = Instant::now() + OWNER_SHOWS_WITHIN;
+    let status = loop {
+        match request(&socket, GetStatus {}, Span::secs(2)) {
+            Ok(Message::DaemonStatus(status)) => break status,
+            Err(RequestError::Connect(ConnectError::Absent { .. } | ConnectError::Refused { .. })) => {
+                return Ok(lock);
+            }
+            // One that was killed just now may have been about to answer.
+            _ if Instant::now() < until => sleep(PAUSE),
+            _ => {
+                let _ = lock.remove();
+                return Err(CliError::Failure(format!(
+                    "somebody listens at {} and does not say who, although its lock file is gone: end that process (`ss \
+                     -xlp` shows it), and exclude the directory from cleaning",
+                    socket.display()
+                )));
+            }
+        }
     };
     let _ = lock.remove();
     let pids = [status.launcher_pid, status.pid]
@@ -368,7 +386,7 @@ pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Own
         if begin.elapsed() >= within {
             return Err(error);
         }
-        sleep(Duration::from_millis(20));
+        sleep(PAUSE);
     }
 }
 

@@ -369,7 +369,15 @@ fn a_server_without_a_launcher_that_an_engine_or_the_next_launcher_finds_goes_on
     remove(&site, true, |_| true);
     remove(&site, false, |name| name.ends_with(".lock"));
     let error = finish(site.on_model("preload", &model, 2, &[])).error(1);
-    assert!(error.contains("although its lock file is gone"), "{error}");
+    assert!(
+        error.contains("is served although its lock file is gone"),
+        "{error}"
+    );
+    // Also where it does not say so at once: nobody who listens is none.
+    signal(server, Signal::STOP);
+    let error = finish(site.on_model("preload", &model, 2, &[])).error(1);
+    signal(server, Signal::CONT);
+    assert!(error.contains("does not say who"), "{error}");
     let looks = || launcher.log().matches("looking whether").count();
     let before = looks();
     wait_until("it has looked", || looks() >= before + 3);
