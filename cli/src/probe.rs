@@ -11,12 +11,13 @@ use weightd_core::content::manifest::MAX_BYTES;
 use weightd_core::content::{HandleKind, Manifest};
 use weightd_core::machine::check_descriptors;
 use weightd_core::peer::Facts;
+use weightd_core::text::short;
 use weightd_core::wire::message::{ErrorCode, Failure, Message, Report, Reported, State};
 use weightd_core::wire::{Decoder, FrameError};
 use weightd_gpu::{Device, MemoryError, Opened};
 use weightd_socket::message::{ReceiveError, receive, send};
 
-/// The longest reason that is passed on, in characters.
+/// The longest reason that is passed on, in bytes.
 const MAX_REASON: usize = 1000;
 
 pub fn run(_: &ProbeArgs) -> Result<ExitCode, CliError> {
@@ -41,15 +42,25 @@ pub fn run(_: &ProbeArgs) -> Result<ExitCode, CliError> {
 
 /// What became of the import.
 fn answer(state: &State, descriptors: Vec<(Facts, OwnedFd)>) -> Message {
-    let cut = |why: String| why.chars().take(MAX_REASON).collect();
+    let cut = |why: String| short(&why, MAX_REASON);
     let unclear = |why: String| Failure {
         code: ErrorCode::Busy.number(),
         retryable: true,
         message: cut(why),
     };
+    let lost = |why: String| Report {
+        daemon: 0,
+        generation: state.generation,
+        import_failed: cut(why),
+    };
     let (manifest, descriptors) = match open(state, descriptors) {
         Ok(opened) => opened,
         Err(why) => return unclear(why).into(),
+    };
+    let manifest = match state.manifest(&manifest) {
+        Ok(manifest) => manifest,
+        // What its publisher stated is not so, for any engine.
+        Err(fault) => return lost(fault.to_string()).into(),
     };
     // A device that this process cannot use, for want of room or of a right to it, may well have its
     // memory.
@@ -62,16 +73,12 @@ fn answer(state: &State, descriptors: Vec<(Facts, OwnedFd)>) -> Message {
         Err(error @ (MemoryError::OutOfMemory { .. } | MemoryError::System { .. })) => {
             unclear(error.to_string()).into()
         }
-        Err(error) => Message::from(Report {
-            daemon: 0,
-            generation: state.generation,
-            import_failed: cut(error.to_string()),
-        }),
+        Err(error) => lost(error.to_string()).into(),
     }
 }
 
-/// The manifest, which is in host memory, and the descriptors of the regions.
-fn open(state: &State, descriptors: Vec<(Facts, OwnedFd)>) -> Result<(Manifest, Vec<OwnedFd>), String> {
+/// The bytes of the manifest, which is in host memory, and the descriptors of the regions.
+fn open(state: &State, descriptors: Vec<(Facts, OwnedFd)>) -> Result<(Vec<u8>, Vec<OwnedFd>), String> {
     let facts = descriptors.iter().map(|(facts, _)| facts);
     check_descriptors(&state.content, facts).map_err(|error| error.to_string())?;
     let mut descriptors = descriptors.into_iter().map(|(_, descriptor)| descriptor);
@@ -79,7 +86,6 @@ fn open(state: &State, descriptors: Vec<(Facts, OwnedFd)>) -> Result<(Manifest, 
         .next()
         .expect("the check counted the manifest's descriptor");
     let manifest = weightd_gpu::read_sealed(manifest, MAX_BYTES as u64).map_err(|error| error.to_string())?;
-    let manifest = Manifest::decode(&manifest).map_err(|error| error.to_string())?;
     Ok((manifest, descriptors.collect()))
 }
 

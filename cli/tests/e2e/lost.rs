@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use weightd_blocking::channel::Channel;
 use weightd_blocking::request::request;
 use weightd_checkpoint::{Checkpoint, KeyOptions, Rank, ShardingOptions};
-use weightd_core::content::manifest::{ManifestBuilder, Region};
+use weightd_core::content::manifest::{LegacyHandle, ManifestBuilder, Region};
 use weightd_core::content::{DeviceUuid, Generation, HandleKind, Key};
 use weightd_core::machine::HandoverEvent;
 use weightd_core::plan::placement::Parallel;
@@ -30,13 +30,17 @@ pub const BYTES: u64 = 8192;
 
 /// A manifest over one region of host memory.
 fn manifest(bytes: u64, device: DeviceUuid) -> Vec<u8> {
-    let mut builder = ManifestBuilder::new();
-    builder.region(Region {
+    manifest_of(Region {
         handle: HandleKind::Memfd,
         bytes,
         device,
         legacy: None,
-    });
+    })
+}
+
+fn manifest_of(region: Region) -> Vec<u8> {
+    let mut builder = ManifestBuilder::new();
+    builder.region(region);
     builder.finish().unwrap().encode()
 }
 
@@ -86,26 +90,45 @@ fn a_probe_tells_memory_that_works_from_memory_that_does_not_and_from_what_it_ca
     let answer = probe(info(&good), here, &[sealed(&good), region()]);
     assert!(matches!(answer, Message::Reported(_)), "{answer:?}");
 
-    // A region that is not what its manifest says cannot be mapped by anyone.
-    let wrong = manifest(BYTES + 1, here);
-    let answer = probe(info(&wrong), here, &[sealed(&wrong), region()]);
-    let Message::Report(report) = &answer else {
-        panic!("{answer:?}")
-    };
-    assert!(
-        report.import_failed.contains("8192 bytes where 8193"),
-        "{report:?}"
-    );
-
-    // No device of this machine has this name, whatever became of the memory.
-    let content = ContentInfo {
-        regions: vec![RegionInfo {
-            handle: HandleKind::CudaIpc,
-            bytes: BYTES,
-        }],
+    // What is not as it was stated cannot be used by anyone: a region, its device, a number of tensors.
+    let (larger, elsewhere) = (manifest(BYTES + 1, here), manifest(BYTES, DeviceUuid([4; 16])));
+    let more = ContentInfo {
+        tensors: 1,
         ..info(&good)
     };
-    let answer = probe(content, here, &[sealed(&good)]);
+    for (content, manifest) in [
+        (info(&larger), &larger),
+        (info(&elsewhere), &elsewhere),
+        (more, &good),
+    ] {
+        let answer = probe(content, here, &[sealed(manifest), region()]);
+        let Message::Report(report) = &answer else {
+            panic!("{answer:?}")
+        };
+        assert!(
+            report
+                .import_failed
+                .contains("not of the content that the daemon stated"),
+            "{report:?}"
+        );
+    }
+
+    // No device of this machine has this name, whatever became of the memory.
+    let handle = HandleKind::CudaIpc;
+    let unknown = manifest_of(Region {
+        handle,
+        bytes: BYTES,
+        device: here,
+        legacy: Some(LegacyHandle {
+            handle: [0; 64],
+            offset: 0,
+        }),
+    });
+    let content = ContentInfo {
+        regions: vec![RegionInfo { handle, bytes: BYTES }],
+        ..info(&unknown)
+    };
+    let answer = probe(content, here, &[sealed(&unknown)]);
     let Message::Failure(failure) = &answer else {
         panic!("{answer:?}")
     };

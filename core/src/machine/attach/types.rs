@@ -78,15 +78,19 @@ pub enum ConnectFailure {
 }
 
 /// Why an import or a copy failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Fault {
     /// The device has too little memory.
+    #[error("{0}")]
     OutOfMemory(String),
     /// The manifest or a region is not what it should be.
+    #[error("{0}")]
     Malformed(String),
     /// Nothing on this machine can map memory of this kind.
+    #[error("{0}")]
     Unsupported(String),
     /// Anything else.
+    #[error("{0}")]
     Other(String),
 }
 
