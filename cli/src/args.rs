@@ -84,7 +84,8 @@ pub struct WhereArgs {
     #[arg(long, value_name = "NAME")]
     pub instance: Option<String>,
 
-    /// What the weights are on: auto takes CUDA where a device is found, else cpu.
+    /// What the weights are on: auto takes CUDA, and cpu where there is no CUDA device; one that does not work is an
+    /// error.
     #[arg(long, value_name = "KIND", default_value = "auto")]
     pub device: DeviceArg,
 }

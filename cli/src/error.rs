@@ -10,6 +10,8 @@ pub enum CliError {
     Usage(String),
     /// What was asked did not work: exit code 1.
     Failure(String),
+    /// A signal of this name came before anything was started, with the exit code for it.
+    Signal(&'static str, ExitCode),
 }
 
 impl CliError {
@@ -25,6 +27,7 @@ impl CliError {
         match self {
             CliError::Usage(_) => ExitCode::from(2),
             CliError::Failure(_) => ExitCode::from(1),
+            CliError::Signal(_, code) => *code,
         }
     }
 }
@@ -32,7 +35,10 @@ impl CliError {
 impl fmt::Display for CliError {
     /// On one line, whatever the parts say: one line is one error for whoever greps.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (CliError::Usage(text) | CliError::Failure(text)) = self;
+        let text = match self {
+            CliError::Usage(text) | CliError::Failure(text) => text,
+            CliError::Signal(name, _) => return write!(f, "ended by {name} before anything was started"),
+        };
         let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
         f.write_str(lines.next().unwrap_or_default())?;
         lines.try_for_each(|line| write!(f, "; {line}"))

@@ -107,7 +107,7 @@ pub fn node(args: &ParallelArgs, devices: Option<u32>) -> Result<Node, CliError>
 pub fn local_ranks(
     args: &ParallelArgs,
     device: DeviceArg,
-    finder: Finder,
+    finder: Finder<'_>,
 ) -> Result<Vec<LocalRank>, CliError> {
     let devices = Devices::find(device, finder)?;
     let on_device = |placement: Placement| LocalRank {

@@ -1,5 +1,6 @@
 //! The signals that ask a process to end, as a descriptor to wait on.
 
+use crate::error::CliError;
 use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::signal_name;
@@ -54,6 +55,14 @@ impl Signals {
         match self.last.load(Ordering::Relaxed) {
             0 => ExitCode::SUCCESS,
             signal => ExitCode::from(128 + signal as u8),
+        }
+    }
+
+    /// For who waits before anything was started: the error where a signal has come.
+    pub fn check(&self) -> Result<(), CliError> {
+        match self.take() {
+            0 => Ok(()),
+            _ => Err(CliError::Signal(self.last(), self.exit_code())),
         }
     }
 

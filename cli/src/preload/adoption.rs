@@ -2,9 +2,10 @@
 //! kept.
 
 use super::daemons::{Behind, Claimed, Control, Daemons, claim, server_of};
-use super::digests::{Digests, Halt};
+use super::digests::Digests;
 use super::manager::Kept;
 use super::store::{self, Store};
+use crate::error::CliError;
 use crate::owners::remove_stale_control;
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -52,7 +53,7 @@ pub fn begin(
     digests: &mut Digests<'_>,
     store: Option<&mut Store>,
     kept: Kept,
-) -> Result<(Daemons, Past), Halt> {
+) -> Result<(Daemons, Past), CliError> {
     // A server that lives has it all as well, and must not be given a second one beside it.
     let served = !kept.is_empty() && is_served(dir, &wanted);
     if served {
@@ -63,7 +64,7 @@ pub fn begin(
     } else if !kept.is_empty() {
         match from_store(dir, kept, &mut wanted, digests) {
             Ok((daemons, inheritance)) => return Ok((daemons, Past::Store(inheritance))),
-            Err(Unfit::Halted(halt)) => return Err(halt),
+            Err(Unfit::Halted(error)) => return Err(error),
             Err(Unfit::Because(why)) => {
                 let then = match wanted.iter().any(|info| info.publish.is_none()) {
                     true => ", and loaded anew",
@@ -88,7 +89,7 @@ pub fn begin(
                 sleep(PAUSE);
                 continue;
             }
-            Err(error) => return Err(orphan.not_adopted(dir, &why_not(&error)).into()),
+            Err(error) => return Err(orphan.not_adopted(dir, &why_not(&error))),
         };
         match inheritance.compare(&wanted) {
             Comparison::Same => {
@@ -98,7 +99,7 @@ pub fn begin(
             }
             Comparison::Different(fields) => {
                 let why = format!("it serves {}", differing(&inheritance, &wanted, &fields));
-                return Err(orphan.not_adopted(dir, &why).into());
+                return Err(orphan.not_adopted(dir, &why));
             }
             Comparison::Unknown if digests.are_known() || !has_digests(&inheritance) => {
                 let why = format!(
@@ -106,7 +107,7 @@ pub fn begin(
                      known",
                     running(&inheritance)
                 );
-                return Err(orphan.not_adopted(dir, &why).into());
+                return Err(orphan.not_adopted(dir, &why));
             }
             Comparison::Unknown => {
                 // It is led by nobody meanwhile.
@@ -121,7 +122,7 @@ pub fn begin(
 enum Unfit {
     Because(String),
     /// Nor with anything else.
-    Halted(Halt),
+    Halted(CliError),
 }
 
 impl From<String> for Unfit {
@@ -170,7 +171,7 @@ fn from_store(
             remove_stale_control(&dir.join(owner.control));
         }
     }
-    let control = Control::bind(dir).map_err(|error| Unfit::Halted(error.into()))?;
+    let control = Control::bind(dir).map_err(Unfit::Halted)?;
     let daemons = Daemons::inherited(dir, control, &inheritance, locks);
     Ok((daemons, inheritance))
 }

@@ -1,6 +1,7 @@
 //! The launcher's child processes. They are spawned by exec, get their one descriptor as standard
 //! input, and leave the launcher's session.
 
+use super::ending::Ending;
 use super::manager::hide_from;
 use crate::args::{DeviceArg, ModelArgs, ParallelArgs, RuntimeArg, ShardingArgs, WeightsArgs};
 use crate::logs::format_arguments;
@@ -100,16 +101,13 @@ impl ServerProcess {
     }
 
     /// Kills it, unless it has ended, and waits for its end; says how it ended.
-    pub fn end(mut self) -> String {
-        match &mut self {
-            ServerProcess::Child(child) => {
-                let _ = child.kill();
-                child.wait().map_or_else(|error| error.to_string(), describe)
-            }
+    pub fn end(self, ending: &mut Ending) -> String {
+        match self {
+            ServerProcess::Child(child) => ending.kill(child),
             ServerProcess::Adopted(_, None) => "ended".to_owned(),
             ServerProcess::Adopted(_, Some(process)) => {
-                let _ = pidfd_send_signal(&*process, Signal::KILL);
-                let mut ended = [PollFd::new(process, PollFlags::IN)];
+                let _ = pidfd_send_signal(&process, Signal::KILL);
+                let mut ended = [PollFd::new(&process, PollFlags::IN)];
                 let _ = poll(&mut ended, Some(&ADOPTED_ENDS_WITHIN));
                 "ended".to_owned()
             }

@@ -14,19 +14,6 @@ use weightd_core::wire::message::DaemonInfo;
 /// How often a signal is looked for meanwhile.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Why a launcher does not begin.
-#[derive(Debug)]
-pub enum Halt {
-    Signal,
-    Error(CliError),
-}
-
-impl From<CliError> for Halt {
-    fn from(error: CliError) -> Halt {
-        Halt::Error(error)
-    }
-}
-
 /// The models, each with its checkpoint, until that was read.
 #[derive(Debug)]
 pub struct Digests<'a> {
@@ -52,7 +39,7 @@ impl<'a> Digests<'a> {
     }
 
     /// Computes those that are not remembered, which reads every byte, and adds them to the keys of the daemons. A signal ends that.
-    pub fn add_to(&mut self, wanted: &mut [DaemonInfo]) -> Result<(), Halt> {
+    pub fn add_to(&mut self, wanted: &mut [DaemonInfo]) -> Result<(), CliError> {
         let checkpoints = std::mem::take(&mut self.checkpoints);
         for (model, checkpoint) in self.models.iter().zip(checkpoints) {
             info!(
@@ -70,11 +57,10 @@ impl<'a> Digests<'a> {
             let digest = loop {
                 match digest.recv_timeout(LOOK_EVERY) {
                     Ok(digested) => break digested.map_err(|error| model.failure(error))?.digest,
-                    Err(RecvTimeoutError::Timeout) if self.signals.take() > 0 => return Err(Halt::Signal),
-                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Timeout) => self.signals.check()?,
                     Err(RecvTimeoutError::Disconnected) => {
                         let why = "reading for the digest panicked; this is a bug in weightd";
-                        return Err(CliError::failure(why).into());
+                        return Err(CliError::failure(why));
                     }
                 }
             };

@@ -5,8 +5,9 @@ mod names;
 mod server;
 
 use super::adoption::{self, Past};
-use super::children::{ServerProcess, Work, describe, probe, spawn_loader};
+use super::children::{ServerProcess, Work, probe, spawn_loader};
 use super::daemons::Daemons;
+use super::ending::Ending;
 use super::probing::Prober;
 use super::recovery::{Recovery, Suspect, Verdict};
 use super::store::Store;
@@ -44,6 +45,7 @@ pub struct Launcher {
     names: Names,
     server: Server,
     loader: Option<Loading>,
+    ending: Ending,
     load_failure: Option<String>,
     recovery: Recovery,
     prober: Prober,
@@ -130,6 +132,7 @@ impl Launcher {
             names: Names::new(Instant::now()),
             server: Server::new(process),
             loader: None,
+            ending: Ending::default(),
             load_failure: None,
             recovery: Recovery::default(),
             prober: Prober::default(),
@@ -212,6 +215,7 @@ impl Launcher {
                     return Ok(End::Signal);
                 }
             }
+            self.ending.reap();
             let now = Instant::now();
             // Before anything begins the next turn: what became readable is said once.
             self.tell_manager(now, &turn.watched)?;
@@ -244,7 +248,7 @@ impl Launcher {
             let wake_at = [
                 self.server.restart_at,
                 Some(self.names.look_at()),
-                self.prober.wake_at(now),
+                self.prober.wake_at(),
                 self.recovery.wake_at(can_try, can_load),
                 self.store.as_mut().and_then(|store| store.wake_at(now)),
             ];
@@ -556,7 +560,7 @@ impl Launcher {
         let failed = cannot("start the loader");
         let uid = our_uid().map_err(CliError::failure)?;
         let (ours, theirs) = pair().map_err(&failed)?;
-        let mut child = spawn_loader(
+        let child = spawn_loader(
             model,
             self.setup.told.place.device,
             *checksums,
@@ -567,8 +571,7 @@ impl Launcher {
         .map_err(&failed)?;
         let peer = Peer { pid: child.id(), uid };
         if let Err(error) = self.driver.add(self.clock.now(), ours, Origin::Loader, peer) {
-            let _ = child.kill();
-            let _ = child.wait();
+            self.ending.leave(child);
             return Err(failed(error));
         }
         self.loader = Some(Loading { child, work });
@@ -591,14 +594,14 @@ impl Launcher {
     }
 
     fn loader_gone(&mut self) -> Option<End> {
-        let Loading { mut child, work } = self.loader.take()?;
+        let Loading { child, work } = self.loader.take()?;
         end_progress();
         let failure = self.load_failure.take();
-        if failure.is_some() {
+        let how = match failure {
             // It may have been given up for what it sent.
-            let _ = child.kill();
-        }
-        let how = child.wait().map_or_else(|error| error.to_string(), describe);
+            Some(_) => self.ending.kill(child),
+            None => self.ending.end(child),
+        };
         match work {
             Work::Everything if !self.driver.machine().is_loaded() => {
                 return Some(End::Failed(failure.unwrap_or_else(|| {

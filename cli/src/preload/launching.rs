@@ -2,7 +2,7 @@
 
 use super::adoption::{self, Past};
 use super::cannot;
-use super::digests::{Digests, Halt};
+use super::digests::Digests;
 use super::launcher::Launcher;
 use super::manager::{self, Kept, Manager};
 use super::setup::Setup;
@@ -13,7 +13,7 @@ use crate::health::Health;
 use crate::models::Model;
 use crate::signals::Signals;
 use std::process::ExitCode;
-use tracing::{info, warn};
+use tracing::warn;
 use weightd_checkpoint::Checkpoint;
 use weightd_core::wire::message::DaemonInfo;
 
@@ -21,7 +21,7 @@ use weightd_core::wire::message::DaemonInfo;
 pub struct Ground {
     kept: Kept,
     store: Option<Store>,
-    signals: Signals,
+    pub signals: Signals,
 }
 
 impl Ground {
@@ -52,14 +52,7 @@ pub fn launch(
         signals,
     } = ground;
     let mut digests = Digests::new(models, checkpoints, &signals);
-    let (daemons, past) = match adoption::begin(&setup.dir, wanted, &mut digests, store.as_mut(), kept) {
-        Ok(begun) => begun,
-        Err(Halt::Signal) => {
-            info!("ended by {} before anything was started", signals.last());
-            return Ok(signals.exit_code());
-        }
-        Err(Halt::Error(error)) => return Err(error),
-    };
+    let (daemons, past) = adoption::begin(&setup.dir, wanted, &mut digests, store.as_mut(), kept)?;
     // The files of the checkpoints are nobody's to keep while their weights are served.
     drop(digests);
     if matches!(past, Past::None) {

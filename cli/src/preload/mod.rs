@@ -5,6 +5,7 @@ mod adoption;
 mod children;
 mod daemons;
 mod digests;
+mod ending;
 mod launcher;
 mod launching;
 mod manager;
@@ -46,7 +47,11 @@ pub fn run(args: &PreloadArgs, log: &str) -> Result<ExitCode, CliError> {
     // Everything that can be refused is refused before anything is started.
     let asked = located(&args.model)?;
     let parallel = &asked.sharding.parallel;
-    let ranks = node::local_ranks(parallel, args.launcher.place.device, Finder::Child)?;
+    let ranks = node::local_ranks(
+        parallel,
+        args.launcher.place.device,
+        Finder::Child(&ground.signals),
+    )?;
     let mut told = args.launcher.clone();
     // The loader takes what was found, whatever it would find itself.
     told.place.device = match ranks.first().map(|rank| rank.device.kind()) {

@@ -1,11 +1,11 @@
 //! Trying an import in a child, since a launcher loads no device.
 
+use super::ending::Ending;
 use super::recovery::{Suspect, Verdict};
 use crate::probe::{hear, say};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 use weightd_blocking::driver::{Driver, Watch};
 use weightd_core::machine::Vault;
@@ -15,17 +15,12 @@ use weightd_socket::connect::pair;
 
 /// How long a probe may take: with many devices, CUDA needs seconds to start.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
-/// How often one that was ended is looked after: a process that is stuck in a driver ends late.
-const REAPED_EVERY: Duration = Duration::from_millis(100);
-/// How long the end of a probe may hold up that of its launcher.
-const ENDS_WITHIN: Duration = Duration::from_secs(3);
 
 /// Runs one probe at a time, and waits for none.
 #[derive(Debug, Default)]
 pub struct Prober {
     running: Option<Running>,
-    /// Killed, and not gone yet.
-    ending: Vec<Child>,
+    ending: Ending,
 }
 
 #[derive(Debug)]
@@ -89,9 +84,7 @@ impl Prober {
 
     /// What the probe found, once it is over.
     pub fn turn(&mut self, driver: &mut Driver<Vault<OwnedFd>>, now: Instant) -> Option<(Suspect, Verdict)> {
-        // One that cannot be waited for is not ours to wait for.
-        self.ending
-            .retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        self.ending.reap();
         let running = self.running.as_mut()?;
         let verdict = match hear(&running.channel, &mut running.decoder) {
             Ok(Some((Message::Reported(_), _))) => Verdict::Works,
@@ -102,33 +95,23 @@ impl Prober {
             Ok(None) => Verdict::Unclear(format!("no answer within {} s", ANSWERS_WITHIN.as_secs())),
             Err(why) => Verdict::Unclear(why),
         };
-        let mut over = self.running.take()?;
+        let over = self.running.take()?;
         // Closing it ends the watch too.
         let _ = driver.unwatch(over.watch, over.channel);
-        // It has nothing more to say. It may have ended by itself.
-        let _ = over.child.kill();
-        self.ending.push(over.child);
+        self.ending.leave(over.child);
         Some((over.suspect, verdict))
     }
 
     /// When to turn again, whatever happens.
-    pub fn wake_at(&self, now: Instant) -> Option<Instant> {
-        let reap = (!self.ending.is_empty()).then(|| now + REAPED_EVERY);
-        let give_up = self.running.as_ref().map(|running| running.until);
-        reap.into_iter().chain(give_up).min()
+    pub fn wake_at(&self) -> Option<Instant> {
+        self.running.as_ref().map(|running| running.until)
     }
 }
 
 impl Drop for Prober {
     fn drop(&mut self) {
-        self.ending
-            .extend(self.running.take().map(|running| running.child));
-        let until = Instant::now() + ENDS_WITHIN;
-        for child in &mut self.ending {
-            let _ = child.kill();
-            while matches!(child.try_wait(), Ok(None)) && Instant::now() < until {
-                sleep(Duration::from_millis(5));
-            }
+        if let Some(running) = self.running.take() {
+            self.ending.leave(running.child);
         }
     }
 }

@@ -25,7 +25,11 @@ pub fn run(args: &ServeArgs, log: &str) -> Result<ExitCode, CliError> {
         }
         ReplaceArg::DropFirst => Replace::DropFirst,
     };
-    let ranks = node::local_ranks(&args.parallel, args.launcher.place.device, Finder::Child)?;
+    let ranks = node::local_ranks(
+        &args.parallel,
+        args.launcher.place.device,
+        Finder::Child(&ground.signals),
+    )?;
     let health = health::start(&args.launcher)?;
     let dir = node::create_dir(&args.launcher.place).map_err(CliError::failure)?;
     let setup = Setup {

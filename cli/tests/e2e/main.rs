@@ -13,6 +13,7 @@ mod checkpoints;
 mod confined;
 mod descriptors;
 mod draft;
+mod drivers;
 mod engine;
 mod examples;
 mod faults;

@@ -13,9 +13,8 @@ impl Launcher {
     /// Ends everything in order: no more loading, then the server; the names go last, with the
     /// daemons. False where the server did not end and had to be killed.
     pub(super) fn end_children(&mut self) -> bool {
-        if let Some(Loading { mut child, .. }) = self.loader.take() {
-            let _ = child.kill();
-            let _ = child.wait();
+        if let Some(Loading { child, .. }) = self.loader.take() {
+            self.ending.kill(child);
         }
         let Some(server) = self.server.process.take() else {
             return true;
@@ -25,7 +24,7 @@ impl Launcher {
             warn!("the server (pid {}) did not end and was killed", server.id());
         }
         // Gone already, unless it did not listen.
-        server.end();
+        server.end(&mut self.ending);
         in_order
     }
 

@@ -49,7 +49,7 @@ impl Launcher {
             return Ok(());
         };
         if let Some(process) = self.server.process.take() {
-            process.end();
+            process.end(&mut self.ending);
         }
         if self.is_a_name_gone() {
             self.server.restart_at = Some(self.names.look_at());
@@ -99,7 +99,7 @@ impl Launcher {
     /// Before READY, a death ends the start. After it, the next server gets all that the vault
     /// holds; engines queue at the listeners meanwhile.
     pub(super) fn server_gone(&mut self, why: &str) -> Option<End> {
-        let how = self.server.process.take()?.end();
+        let how = self.server.process.take()?.end(&mut self.ending);
         if std::mem::take(&mut self.server.makes_room) {
             // Counted, so that it is told when the next one serves.
             self.server.deaths += 1;
