@@ -334,7 +334,7 @@ fn a_description_that_is_broken_is_dropped() {
         broken(b"nonsense, and quite a lot of it", SEALS),
         "description is broken",
     );
-    is_dropped(2, &[], broken(b"wgtd", SealFlags::empty()), "not a sealed memfd");
+    is_dropped(2, &[], broken(b"wgtd", SealFlags::empty()), "no sealed memfd");
 }
 
 #[test]
