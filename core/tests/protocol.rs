@@ -1,7 +1,8 @@
 //! PROTOCOL.md says what the code does: its examples decode to these messages and back, and its
 //! tables are complete.
 
-use weightd_core::content::{DeviceUuid, Difference, Dtype, Generation, HandleKind, Key};
+use weightd_core::content::manifest::{ManifestBuilder, Region, TensorKind, TensorSpec};
+use weightd_core::content::{DeviceUuid, Difference, Dtype, Generation, HandleKind, Key, Manifest};
 use weightd_core::testing::world;
 use weightd_core::wire::message::{
     ContentInfo, DaemonInfo, Define, ErrorCode, Expects, Failure, GetState, Holds, Message, Mismatch,
@@ -136,14 +137,51 @@ fn messages() -> Vec<(Message, usize)> {
     ]
 }
 
+/// Something for each section.
+fn manifest() -> Manifest {
+    let mut builder = ManifestBuilder::new();
+    let region = builder.region(Region {
+        handle: HandleKind::Memfd,
+        bytes: 18,
+        device: DeviceUuid([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]),
+        legacy: None,
+    });
+    let parameter = TensorSpec {
+        kind: TensorKind::Parameter,
+        persistent: true,
+        dtype: Dtype::U8,
+        shape: &[3, 3],
+        strides: None,
+        region,
+        offset: 0,
+    };
+    builder.tensor("w", parameter);
+    let strides = Some(&[1, 3][..]);
+    builder.tensor("w.T", TensorSpec { strides, ..parameter });
+    let buffer = TensorSpec {
+        kind: TensorKind::Buffer,
+        persistent: false,
+        shape: &[9],
+        offset: 9,
+        ..parameter
+    };
+    builder.tensor("b", buffer);
+    builder.alias("v", "w");
+    builder.attr("tied", true);
+    let checksums = vec![0xae8b_1486_0a79_9888; 2];
+    let manifest = builder.finish().expect("a good manifest");
+    manifest.with_checksums(checksums).expect("two extents")
+}
+
 #[test]
 fn the_examples_are_the_bytes_of_these_messages() {
     for (message, descriptors) in messages() {
         let bytes = message.frame(1, descriptors).expect("a message that fits");
         assert_eq!(example(message.name()), bytes, "{}", message.name());
     }
+    assert_eq!(example("Manifest"), manifest().encode());
     let examples = DOCUMENT.matches("```hex ").count();
-    assert_eq!(examples, messages().len(), "every example is checked");
+    assert_eq!(examples, messages().len() + 1, "every example is checked");
 }
 
 #[test]
@@ -166,6 +204,7 @@ fn the_examples_decode() {
         assert_eq!((frame.request, frame.descriptors.len()), (1, descriptors));
         assert_eq!(Message::decode(frame.kind, &frame.body), Ok(message));
     }
+    assert_eq!(Manifest::decode(&example("Manifest")), Ok(manifest()));
 }
 
 #[test]

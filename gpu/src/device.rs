@@ -180,7 +180,7 @@ fn fnv1a(bytes: &[u8]) -> u128 {
 /// # Errors
 ///
 /// [`MemoryError::OutOfMemory`], with needed and free bytes; [`MemoryError::Cuda`] when a device is lost.
-pub fn check_free(regions: impl IntoIterator<Item = (Device, u64)>) -> Result<(), MemoryError> {
+pub(crate) fn check_free(regions: impl IntoIterator<Item = (Device, u64)>) -> Result<(), MemoryError> {
     let mut needed: Vec<(Device, u64)> = Vec::new();
     for (device, bytes) in regions {
         match needed.iter_mut().find(|(known, _)| known.uuid() == device.uuid()) {

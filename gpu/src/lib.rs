@@ -30,7 +30,7 @@ mod region;
 pub mod testing;
 mod weights;
 
-pub use device::{Device, DeviceKind, Opened, check_free};
+pub use device::{Device, DeviceKind, Opened};
 pub use error::MemoryError;
 pub use host::{check_room, is_open_for_writing, read_sealed, resident, sealed};
 pub use lane::{Lane, LaneMemory};

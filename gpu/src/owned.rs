@@ -1,9 +1,10 @@
 //! Memory of the engine's own, on the device of what it was copied from.
 
 use crate::cuda::{Place, Span};
+use crate::device::check_free;
 use crate::region::{Rows, check_bounds};
 use crate::weights::Backing;
-use crate::{Device, DeviceKind, MemoryError, check_free, cuda, host};
+use crate::{Device, DeviceKind, MemoryError, cuda, host};
 use weightd_core::content::DeviceUuid;
 
 /// Memory that this process allocated on the device of its source, and may write; freed on drop.
@@ -63,7 +64,7 @@ impl Owned {
     }
 
     /// The memory, where the host can write it.
-    pub fn host_mut(&mut self) -> Option<&mut [u8]> {
+    pub(crate) fn host_mut(&mut self) -> Option<&mut [u8]> {
         match &mut self.memory {
             Memory::Host(memory) => Some(memory.bytes_mut()),
             Memory::Cuda(_) => None,

@@ -43,7 +43,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// An instance that is no name, or a path that is too long for a socket.
-    pub fn of_device(
+    pub(crate) fn of_device(
         named: Option<&Path>,
         device: &DeviceUuid,
         slot: Option<u32>,

@@ -265,7 +265,7 @@ pub struct Lease {
 impl Lease {
     /// Lets a runtime keep a lease up: `keep` runs the keeper in the background, until what it returns is
     /// dropped.
-    pub fn kept<G: Send + Sync + 'static>(keeper: Keeper, keep: impl FnOnce(Keeper) -> G) -> Lease {
+    pub(crate) fn kept<G: Send + Sync + 'static>(keeper: Keeper, keep: impl FnOnce(Keeper) -> G) -> Lease {
         Lease {
             shared: Arc::clone(&keeper.shared),
             generation: keeper.generation,

@@ -41,23 +41,17 @@
 //! * A [`Publisher`] hands weights that the engine worked on itself (quantized, packed, fused) to a daemon,
 //!   so that the next engine maps them.
 //! * [`Lease`] says when a daemon is lost. The engine serves on: its mapping keeps the memory alive.
+//! * [`asynchronous`] has the same for async engines, on whatever implements
+//!   [`Runtime`](asynchronous::Runtime), as `weightd-tokio` and `weightd-smol` do.
 //!
 //! Mapped weights are read-only: a kernel that writes to them faults, in that process alone. Clone what you
 //! write ([`make_writable`](weightd_gpu::Weights::make_writable)). Do not use sleep modes that free or move them.
-//!
-//! # For runtimes
-//!
-//! A [`Task`](task::Task) does all that waits and works: [`Loading`](loading::Loading),
-//! [`Publishing`](publishing::Publishing), [`Asking`](asking::Asking), [`Keeper`] and the server's
-//! [`Serving`](serve::Serving). A runtime waits on its one descriptor and runs its blocking work elsewhere:
-//! [`task::run`] blocks, and [`asynchronous`] is for whatever implements
-//! [`Runtime`](asynchronous::Runtime), as `weightd-tokio` and `weightd-smol` do.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
 pub mod adopt;
-pub mod asking;
+mod asking;
 pub mod asynchronous;
 mod binding;
 pub mod channel;
@@ -74,22 +68,23 @@ mod keeper;
 mod line;
 mod loaded;
 mod loader;
-pub mod loading;
+mod loading;
 mod options;
 mod poller;
 mod publisher;
-pub mod publishing;
+mod publishing;
 mod reaper;
 pub mod request;
 pub mod serve;
-pub mod task;
+mod task;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod testing;
 
 pub use clock::Clock;
 pub use endpoint::SOCKET_DIR_VARIABLE;
 pub use engine::*;
 pub use import::map_regions;
-pub use keeper::Keeper;
-pub use loaded::Fetched;
 pub use loader::Loader;
 pub use publisher::Publisher;
 

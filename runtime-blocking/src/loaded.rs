@@ -205,7 +205,7 @@ impl<M> Fetched<M> {
     ///
     /// # Errors
     /// Why the cache could not serve.
-    pub fn from_cache(self) -> Result<Option<Loaded<M>>, LoadError> {
+    pub fn or_error(self) -> Result<Option<Loaded<M>>, LoadError> {
         match self {
             Fetched::Loaded(loaded) => Ok(loaded),
             Fetched::LoadFromDisk { because } => Err(because.into()),

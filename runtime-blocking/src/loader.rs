@@ -63,7 +63,7 @@ impl Loader {
     /// # Errors
     /// [`LoadError::Attach`] where the cache cannot serve.
     pub fn attach(&self) -> Result<Loaded<Weights>, LoadError> {
-        let fetched = fetch(Loading::new(&self.0), Ok::<_, String>)?.from_cache()?;
+        let fetched = fetch(Loading::new(&self.0), Ok::<_, String>)?.or_error()?;
         Ok(fetched.expect("only a reload finds what the engine has"))
     }
 
@@ -88,7 +88,7 @@ impl Loader {
         current: Option<Generation>,
         build: impl FnOnce(Weights) -> Result<M, E>,
     ) -> Result<Option<Loaded<M>>, LoadError> {
-        fetch(Loading::reload(&self.0, current), build)?.from_cache()
+        fetch(Loading::reload(&self.0, current), build)?.or_error()
     }
 
     /// How many bytes of the device the cache holds for this engine beside its own memory, for the budget of

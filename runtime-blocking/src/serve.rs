@@ -1,4 +1,4 @@
-//! A server, as a task.
+//! A server's process.
 
 use crate::clock::Clock;
 use crate::driver::{self as server, Driver, Watch};
@@ -29,13 +29,8 @@ pub struct ServerProcess<'a> {
     pub confinement: Confinement,
 }
 
-/// Serves until a launcher or an operator asks for the end, or what was given as `signals` becomes
-/// readable.
-///
-/// A server that has a launcher leaves the sockets to it, which may start another server behind
-/// them; one without removes those that are still its own. It ends by itself once somebody removed all of
-/// them: no engine and no launcher finds it any more, and what it holds would be held for ever.
-pub struct Serving<C> {
+/// What [`serve`] does.
+pub(crate) struct Serving<C> {
     driver: Driver<Server<OwnedFd>>,
     clock: Clock,
     control_path: PathBuf,
@@ -47,11 +42,7 @@ pub struct Serving<C> {
 }
 
 impl<C: FnMut(&Server<OwnedFd>, &ServerEvent)> Serving<C> {
-    /// A server that begins with its first turn. `on_event` gets each event with the server as it is after
-    /// all events of its turn.
-    ///
-    /// # Errors
-    /// This process has no usable user, or cannot wait.
+    /// A server that begins with its first turn.
     pub fn new(process: ServerProcess<'_>, signals: impl AsFd, on_event: C) -> io::Result<Serving<C>> {
         let clock = Clock::start();
         let uid = our_uid().map_err(io::Error::other)?;
@@ -136,10 +127,15 @@ impl<C> AsFd for Serving<C> {
     }
 }
 
-/// Serves until that ends. It blocks.
+/// Serves until a launcher or an operator asks for the end, or what was given as `signals` becomes
+/// readable; blocks meanwhile. `on_event` gets each event with the server as it is after all events of its turn.
+///
+/// A server that has a launcher leaves the sockets to it, which may start another server behind
+/// them; one without removes those that are still its own. It ends by itself once somebody removed all of
+/// them: no engine and no launcher finds it any more, and what it holds would be held for ever.
 ///
 /// # Errors
-/// Those of [`Serving::new`].
+/// This process has no usable user, or cannot wait.
 pub fn serve(
     process: ServerProcess<'_>,
     signals: impl AsFd,

@@ -2,17 +2,14 @@
 
 use super::manager::{Kept, Manager};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 use tracing::warn;
 use weightd_blocking::driver::{Driver, Watch};
 use weightd_core::machine::{Inheritance, MAX_DESCRIPTION, Vault, inventory_names, is_end_name};
-use weightd_core::peer::{Facts, FileKind};
+use weightd_core::peer::Facts;
 use weightd_socket::message::SendError;
 
 /// The name of a description, before its number: the one with the highest holds.
@@ -158,10 +155,9 @@ impl Store {
         }
         // The new description, and only then without the old one: at every moment there is one.
         let description = format!("{DESCRIPTION}{}", self.next_description);
-        self.add(
-            &description,
-            sealed(&inventory.description).map_err(SendError::Io)?.as_fd(),
-        )?;
+        let sealed = weightd_gpu::sealed(&inventory.description);
+        let sealed = sealed.map_err(|error| SendError::Io(io::Error::other(error)))?;
+        self.add(&description, sealed.as_fd())?;
         self.next_description += 1;
         let wanted: BTreeSet<&String> = inventory.descriptors.iter().map(|(name, _)| name).collect();
         self.remove(|name| name != description && !wanted.contains(&name.to_owned()))?;
@@ -192,10 +188,11 @@ impl Store {
 /// Reads back what was kept. The error says what is wrong with it, in a few words.
 pub fn read(kept: Kept) -> Result<Inheritance<OwnedFd>, String> {
     let newest = kept.iter().max_by_key(|(name, ..)| description_number(name));
-    let (_, facts, description) = newest
+    let (.., description) = newest
         .filter(|(name, ..)| description_number(name).is_some())
         .ok_or("its description is missing")?;
-    let description = read_sealed(facts, description)?;
+    let description = weightd_gpu::read_sealed(description, MAX_DESCRIPTION as u64)
+        .map_err(|error| format!("its description cannot be read: {error}"))?;
     let names =
         inventory_names(&description).map_err(|error| format!("its description is broken: {error}"))?;
     let mut kept: std::collections::BTreeMap<String, (Facts, OwnedFd)> = kept
@@ -214,33 +211,6 @@ pub fn read(kept: Kept) -> Result<Inheritance<OwnedFd>, String> {
 
 fn description_number(name: &str) -> Option<u64> {
     name.strip_prefix(DESCRIPTION)?.parse().ok()
-}
-
-/// Memory that nobody can change any more.
-fn sealed(bytes: &[u8]) -> io::Result<OwnedFd> {
-    let memory = memfd_create(
-        "weightd-description",
-        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-    )?;
-    let mut file = File::from(memory);
-    file.write_all(bytes)?;
-    let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    fcntl_add_seals(&file, seals)?;
-    Ok(file.into())
-}
-
-fn read_sealed(facts: &Facts, description: &OwnedFd) -> Result<Vec<u8>, String> {
-    let size = usize::try_from(facts.size).unwrap_or(usize::MAX);
-    if facts.file != (FileKind::Memory { sealed: true }) || size > MAX_DESCRIPTION {
-        return Err(format!(
-            "its description is {facts:?}, not a sealed memfd of at most {MAX_DESCRIPTION} bytes"
-        ));
-    }
-    let unreadable = |error| format!("its description cannot be read: {error}");
-    let mut bytes = vec![0; size];
-    let file = File::from(description.try_clone().map_err(unreadable)?);
-    file.read_exact_at(&mut bytes, 0).map_err(unreadable)?;
-    Ok(bytes)
 }
 
 /// Says it again for a while where the manager's queue is full.

@@ -7,8 +7,9 @@ use crate::harness::*;
 use crate::start_killed::never_led;
 use command_fds::{CommandFdExt, FdMapping};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, memfd_create};
 use rustix::process::Signal;
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -100,6 +101,13 @@ impl Manager {
         });
     }
 
+    /// Who may do what with the files that have such names.
+    fn modes(&self, part: &str) -> BTreeSet<u32> {
+        let kept = self.state.kept.lock().unwrap();
+        let files = kept.iter().filter(|(name, _)| name.contains(part));
+        files.map(|(_, fd)| fstat(fd).unwrap().st_mode).collect()
+    }
+
     fn said(&self, what: &str) -> usize {
         let said = self.state.said.lock().unwrap();
         said.iter()
@@ -177,6 +185,8 @@ fn a_unit_that_was_killed_serves_at_once_and_engines_waited_meanwhile() {
         manager.said("READY=1") == 1 && manager.said("WATCHDOG=1") > 2
     });
     manager.has_all(2);
+    let as_content = manager.modes("content");
+    assert_eq!(manager.modes("description"), as_content, "nothing is executable");
     let (before, mapped) = (site.generations(), map(&site, &model, 2));
     for _ in 0..2 {
         launcher.has_loaded();
@@ -334,7 +344,7 @@ fn a_description_that_is_broken_is_dropped() {
         broken(b"nonsense, and quite a lot of it", SEALS),
         "description is broken",
     );
-    is_dropped(2, &[], broken(b"wgtd", SealFlags::empty()), "not a sealed memfd");
+    is_dropped(2, &[], broken(b"wgtd", SealFlags::empty()), "no sealed memfd");
 }
 
 #[test]

@@ -95,7 +95,8 @@ pub struct Key {
     /// `linear` or `round_robin`.
     #[speedy(length_type = u16)]
     pub expert_placement_strategy: String,
-    /// Under which names and shapes tensors are held: `checkpoint`.
+    /// Under which names and shapes tensors are held: `checkpoint` for those of the checkpoint, `vllm` for those
+    /// of vLLM's modules.
     #[speedy(length_type = u16)]
     pub layout: String,
     /// What was done after loading: `stored` for weights as the checkpoint has them; an engine

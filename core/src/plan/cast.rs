@@ -26,12 +26,12 @@ impl Cast {
     }
 
     /// The width of a source element in bytes.
-    pub fn source_element(self) -> u64 {
+    pub(crate) fn source_element(self) -> u64 {
         self.from.bytes()
     }
 
     /// The width of a destination element in bytes.
-    pub fn result_element(self) -> u64 {
+    pub(crate) fn result_element(self) -> u64 {
         self.to.bytes()
     }
 

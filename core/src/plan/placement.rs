@@ -58,16 +58,12 @@ impl Node {
         }
     }
 
-    /// The port of the draft model's engines: the one that was named, else the one after
-    /// `master_port`.
-    pub fn draft_port(&self) -> Result<Option<u16>, PlacementError> {
+    /// Whether target and draft can have a port each.
+    fn check_ports(&self) -> Result<(), PlacementError> {
         match (self.master_port, self.draft_master_port) {
-            (Some(master), Some(draft)) if master == draft => Err(PlacementError::SamePorts { port: master }),
-            (Some(master), None) => match master.checked_add(1) {
-                Some(draft) => Ok(Some(draft)),
-                None => Err(PlacementError::NoPortAfterMaster { port: master }),
-            },
-            (_, draft) => Ok(draft),
+            (Some(port), Some(draft)) if port == draft => Err(PlacementError::SamePorts { port }),
+            (Some(port @ u16::MAX), None) => Err(PlacementError::NoPortAfterMaster { port }),
+            _ => Ok(()),
         }
     }
 }
@@ -198,7 +194,7 @@ pub fn place(parallel: &Parallel, node: &Node) -> Result<Vec<Placement>, Placeme
     nonzero("pipeline parallel size", pipeline)?;
     nonzero("data parallel size", data)?;
     nonzero("ranks per device", node.ranks_per_device)?;
-    node.draft_port()?;
+    node.check_ports()?;
 
     let too_large = PlacementError::WorldTooLarge {
         data,

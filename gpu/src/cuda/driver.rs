@@ -38,7 +38,7 @@ pub enum CudaError {
 
 impl CudaError {
     /// Whether the device has too little memory.
-    pub fn is_out_of_memory(&self) -> bool {
+    pub(crate) fn is_out_of_memory(&self) -> bool {
         matches!(self, CudaError::Call { code, .. } if *code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32)
     }
 }

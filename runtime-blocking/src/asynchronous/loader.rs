@@ -65,7 +65,7 @@ impl<R: Runtime> Loader<R> {
     pub async fn attach(&self) -> Result<Loaded<Weights>, LoadError> {
         let fetched = fetch::<R, _, _>(Loading::new(&self.binding), Ok::<_, String>)
             .await?
-            .from_cache()?;
+            .or_error()?;
         Ok(fetched.expect("only a reload finds what the engine has"))
     }
 
@@ -84,7 +84,7 @@ impl<R: Runtime> Loader<R> {
     {
         fetch::<R, _, _>(Loading::reload(&self.binding, current), build)
             .await?
-            .from_cache()
+            .or_error()
     }
 
     /// As [`crate::Loader::external_memory`].

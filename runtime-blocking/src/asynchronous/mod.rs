@@ -65,10 +65,10 @@ pub trait Runtime: 'static {
     fn spawn(future: impl Future<Output = ()> + Send + 'static) -> Self::Spawned;
 }
 
-/// Serves as [`Serving`] does, until that ends.
+/// Serves as [`serve`](crate::serve::serve) does, until that ends.
 ///
 /// # Errors
-/// This process cannot wait.
+/// This process has no usable user, or cannot wait.
 pub async fn serve<R: Runtime>(
     process: ServerProcess<'_>,
     signals: impl AsFd,

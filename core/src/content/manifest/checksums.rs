@@ -37,15 +37,6 @@ impl Manifest {
         all
     }
 
-    /// The tensors that an extent consists of, in listed order.
-    pub fn tensors_in(&self, extent: Extent) -> impl Iterator<Item = Tensor<'_>> {
-        self.tensors().filter(move |tensor| {
-            of_tensor(tensor).is_some_and(|own| {
-                own.region == extent.region && extent.offset <= own.offset && own.end() <= extent.end()
-            })
-        })
-    }
-
     /// The CRC-64/NVME of the bytes of each of the [`extents`](Self::extents), in their order; absent where
     /// whoever published did not compute any. They tell of faults, and not of forgers.
     pub fn checksums(&self) -> Option<&[u64]> {
@@ -124,10 +115,6 @@ mod tests {
         builder.finish().unwrap()
     }
 
-    fn names(manifest: &Manifest, extent: Extent) -> Vec<&str> {
-        manifest.tensors_in(extent).map(|tensor| tensor.name).collect()
-    }
-
     #[test]
     fn tensors_that_share_bytes_are_one_extent_and_neighbours_are_not() {
         let manifest = manifest(&[
@@ -145,8 +132,6 @@ mod tests {
             .map(|extent| (extent.region, extent.offset, extent.bytes))
             .collect();
         assert_eq!(found, [(0, 0, 300), (0, 300, 150), (0, 450, 10), (1, 300, 20)]);
-        assert_eq!(names(&manifest, extents[1]), ["q", "k", "qk"]);
-        assert_eq!(names(&manifest, extents[3]), ["elsewhere"]);
     }
 
     #[test]
