@@ -189,13 +189,13 @@ impl Work {
                 self.source(part.stored).parts.extend(spread);
             }
         }
-        let row = bytes(held.dtype, strides.first().copied().unwrap_or(1));
-        let zeros = (held.zeros.end - held.zeros.start) * row;
-        if zeros > 0 {
+        let row = strides.first().copied().unwrap_or(1);
+        let zeros = bytes(held.dtype, held.zeros.start * row)..bytes(held.dtype, held.zeros.end * row);
+        if !zeros.is_empty() {
             self.fills.push(Fill {
                 rank: local_rank,
-                offset: offset + held.zeros.start * row,
-                bytes: zeros,
+                offset: offset + zeros.start,
+                bytes: zeros.end - zeros.start,
             });
         }
     }
