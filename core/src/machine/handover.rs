@@ -126,8 +126,7 @@ impl<F> Handover<F> {
         if now < due {
             return Some(due);
         }
-        let seconds = ANSWERS_WITHIN.0 / 1_000_000;
-        self.end(format!("the launcher did not answer within {seconds} s"));
+        self.end(format!("the launcher did not answer within {ANSWERS_WITHIN}"));
         None
     }
 

@@ -288,7 +288,7 @@ impl<F> Publish<F> {
             AttachError::Daemon { code, why } if conflict.contains(&code) => {
                 Err(PublishError::Conflict { why })
             }
-            error => match self.patience.again(now, &error) {
+            mut error => match self.patience.again(now, &mut error) {
                 Some(at) => {
                     self.inquiry.connect_at(at);
                     Ok(())

@@ -27,6 +27,7 @@ enum At {
         until: Now,
         request: u32,
     },
+        waits: Span,
     NeedsDigest,
     Digesting,
     /// Zero-copy: leasing what was fetched, before it is mapped. A lease has no deadline at the
@@ -119,9 +120,8 @@ impl<F> Attach<F> {
 
     fn time_out(&mut self, now: Now) {
         match self.at {
-            At::Asking { until, .. } if now >= until => {
-                let seconds = self.options.connect_timeout.0 / 1_000_000;
-                self.fail(now, AttachError::Timeout { seconds });
+            At::Asking { until, waits, .. } if now >= until => {
+                self.fail(now, AttachError::Timeout { waited: waits });
             }
             At::Leasing { until, .. } if now >= until => self.unleased(),
             At::Reporting { until, .. } if now >= until || self.link.is_flushed() => self.reported(now),
@@ -148,7 +148,13 @@ impl<F> Attach<F> {
             }
         };
         match self.link.ask(question, None) {
-            Ok(request) => self.at = At::Asking { until, request },
+            Ok(request) => {
+                self.at = At::Asking {
+                    until,
+                    waits: until - now,
+                    request,
+                }
+            }
             Err(error) => self.fail(
                 now,
                 AttachError::Malformed {
@@ -396,11 +402,11 @@ impl<F> Attach<F> {
     }
 
     /// Tries again where that may help and time is left; else ends.
-    fn fail(&mut self, now: Now, error: AttachError) {
+    fn fail(&mut self, now: Now, mut error: AttachError) {
         self.link = Link::default();
         let again = match &self.parting {
             Some(parting) => self.patience.until(now, &error, parting.until),
-            None => self.patience.again(now, &error),
+            None => self.patience.again(now, &mut error),
         };
         match again {
             Some(until) => self.at = At::Sleeping { until },
