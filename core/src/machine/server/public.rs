@@ -100,7 +100,8 @@ impl<F> Server<F> {
                 return self.refuse(id, request, ErrorCode::Lost, &why);
             }
             Slot::Awaited | Slot::Without(_) => {
-                let why = "this daemon holds no content yet";
+                let why = "this daemon holds no content yet: load from disk, or ask again once `weightd status` \
+                           says that it serves";
                 return self.refuse(id, request, ErrorCode::Empty, why);
             }
         };
