@@ -195,7 +195,7 @@ fn log(server: &Server<OwnedFd>, event: &ServerEvent) {
             about!(info, name(daemon), "released generation {generation}")
         }
         ServerEvent::ImportFailed { daemon, pid, why } => {
-            about!(warn, name(daemon), "pid {pid} could not import: {why:?}");
+            about!(warn, name(daemon), "pid {pid} could not import: {why}");
         }
         // The launcher, which found that out, warns of it.
         ServerEvent::Lost { daemon, generation } => {

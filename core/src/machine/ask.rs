@@ -42,7 +42,7 @@ impl AskError {
     pub(super) fn of(failure: Failure) -> AskError {
         AskError::Failed {
             code: ErrorCode::from_number(failure.code),
-            why: failure.message,
+            why: failure.why(),
         }
     }
 }

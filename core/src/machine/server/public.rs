@@ -7,7 +7,7 @@ use crate::time::Now;
 use crate::wire::Message;
 use crate::wire::message::{
     DaemonId, DaemonStatus, ErrorCode, GetState, Holds, Memory, Mismatch, NeedDigest, Release, Released,
-    Report, Reported, State, Watching,
+    Report, Reported, State, Watching, words,
 };
 use std::sync::Arc;
 
@@ -209,7 +209,7 @@ impl<F> Server<F> {
             .is_some_and(|served| served.generation == ask.generation);
         // One at a time, however many engines fail. A later one may have another cause.
         if current && daemon.reported.is_none() {
-            let why = ask.import_failed.clone();
+            let why = words(&ask.import_failed);
             let asked = self.ask_leader(Report { daemon: on, ..ask }, None);
             if let Some(daemon) = self.daemons.get_mut(&on) {
                 daemon.reported = asked;
