@@ -246,7 +246,7 @@ fn wrong_type(field: String, found: &Value, expected: &'static str) -> ConfigFau
         Value::Null => "null".to_owned(),
         Value::Bool(value) => value.to_string(),
         Value::Number(number) => number.to_string(),
-        Value::String(text) => format!("the text {:?}", excerpt(text)),
+        Value::String(text) => format!("the text \"{}\"", excerpt(text)),
         Value::Array(_) => "a list".to_owned(),
         Value::Object(_) => "an object".to_owned(),
     };

@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use weightd_core::content::Dtype;
 use weightd_core::plan::placement::Parallel;
+use weightd_core::text::short;
 
 /// Why a checkpoint cannot be used. Each message is one line that says what is wrong, where, and
 /// what to do.
@@ -172,7 +173,7 @@ pub enum IndexFault {
         second: String,
     },
     #[error(
-        "tensor {tensor:?} is said to be in {file:?}, which is not the plain name of a file beside the index; correct the index"
+        "tensor {tensor:?} is said to be in \"{file}\", which is not the plain name of a file beside the index; correct the index"
     )]
     NotAPlainName { tensor: String, file: String },
     #[error("tensor {tensor:?} is said to be in {file:?}, which is not there; is the download complete?")]
@@ -211,7 +212,7 @@ pub enum HeaderFault {
     Duplicate { tensor: String },
     #[error("more than {cap} tensors, and no model has as many")]
     TooMany { cap: usize },
-    #[error("tensor {tensor:?}: unknown dtype {dtype:?}")]
+    #[error("tensor {tensor:?}: unknown dtype \"{dtype}\"")]
     UnknownDtype { tensor: String, dtype: String },
     #[error("tensor {tensor:?}: data_offsets {begin} to {end} run backwards")]
     Backwards { tensor: String, begin: u64, end: u64 },
@@ -275,14 +276,10 @@ impl HeaderFault {
     }
 }
 
-/// What stands in a file, cut to what a message can hold.
+/// What stands in a file, as far as a message shows it.
 pub(crate) fn excerpt(text: impl Display) -> String {
     const SHOWN: usize = 200;
-    let text = text.to_string();
-    match text.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
-    }
+    short(&text.to_string(), SHOWN)
 }
 
 /// The first names of a list, and how many more there are.
@@ -291,7 +288,7 @@ fn list(names: &[String]) -> String {
     let shown = names
         .iter()
         .take(SHOWN)
-        .map(|name| name.escape_debug().to_string())
+        .map(excerpt)
         .collect::<Vec<_>>()
         .join(", ");
     match names.len().saturating_sub(SHOWN) {

@@ -13,6 +13,7 @@ use std::collections::HashSet;
 use std::fmt;
 use weightd_core::content::Dtype;
 use weightd_core::content::manifest::{MAX_DIMS, MAX_NAME_BYTES, MAX_NAMES};
+use weightd_core::text::cut;
 
 /// Where one tensor of the checkpoint is stored. Its range lies inside the file, `bytes` is what
 /// `shape` and `dtype` take, and no two tensors overlap: [`Checkpoint::open`](crate::Checkpoint::open)
@@ -279,7 +280,7 @@ impl<'a> Visitor<'a> for &mut Reading {
     fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(name) = map.next_key::<String>()? {
             if name.len() > MAX_NAME_BYTES {
-                self.at = Some(excerpt(&name));
+                self.at = Some(cut(&name, 200).to_owned());
                 return Err(de::Error::custom(format_args!(
                     "its name is longer than {MAX_NAME_BYTES} bytes"
                 )));

@@ -4,12 +4,13 @@
 //! `models--OWNER--NAME` (or `models--NAME`), `refs/REVISION` holds the commit of a branch, tag or pull
 //! request, and `snapshots/COMMIT` the files, as links into `blobs/`.
 
-use crate::error::{CheckpointError, IndexFault};
+use crate::error::{CheckpointError, IndexFault, excerpt};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::path::{Component, Path, PathBuf};
+use weightd_core::text::short;
 
 /// The local cache of the Hugging Face Hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +58,7 @@ pub enum HubError {
     },
     /// Not the name of a branch, tag, pull request or commit.
     #[error(
-        "revision {}: not the name of a branch, a tag, refs/pr/N or a commit; correct it", .revision.escape_debug()
+        "revision {}: not the name of a branch, a tag, refs/pr/N or a commit; correct it", excerpt(.revision)
     )]
     BadRevision { revision: String },
     /// What the cache says the revision is cannot be: not a commit, or not a file.
@@ -273,7 +274,8 @@ fn quoted(text: &str) -> String {
 
 /// A path on one line.
 fn shown(path: &Path) -> String {
-    path.display().to_string().escape_debug().to_string()
+    const LONGEST: usize = 4096;
+    short(&path.display().to_string(), LONGEST)
 }
 
 fn expanded(value: OsString, home: Option<&Path>) -> PathBuf {

@@ -217,7 +217,9 @@ pub enum LoadError {
     #[error("with checksums: {0}")]
     Manifest(#[from] ManifestError),
     /// The system gave no thread.
-    #[error("cannot start a thread to load with: {source}")]
+    #[error(
+        "cannot start a thread to load with: {source}; raise the limit of processes (ulimit -u, or the container's)"
+    )]
     Thread {
         /// What the system said.
         source: io::Error,

@@ -9,7 +9,10 @@ use weightd_gpu::{TensorView, Weights};
 
 /// Why weights were not saved. The directory has no new file then.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: cannot save the weights: {source}", .path.display())]
+#[error(
+    "{}: cannot save the weights: {source}; give a directory that this user can write to and that has room",
+    .path.display()
+)]
 pub struct SaveError {
     /// The file or directory.
     pub path: PathBuf,

@@ -4,7 +4,7 @@ use crate::args::DigestArgs;
 use crate::error::CliError;
 use crate::logs::{end_progress, show_progress};
 use crate::models::directory;
-use crate::output::say;
+use crate::output::{json_text, say};
 use std::process::ExitCode;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -24,12 +24,12 @@ pub fn run(args: &DigestArgs) -> Result<ExitCode, CliError> {
         say(hex)?;
         return Ok(ExitCode::SUCCESS);
     }
-    say(serde_json::json!({
+    say(json_text(&serde_json::json!({
         "digest": hex,
         "bytes": checkpoint.bytes(),
         "bytes_read": digested.bytes_read,
         "seconds": digested.took.as_secs_f64(),
-    }))?;
+    })))?;
     Ok(ExitCode::SUCCESS)
 }
 

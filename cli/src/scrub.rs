@@ -2,7 +2,8 @@
 
 use crate::args::ScrubArgs;
 use crate::error::CliError;
-use crate::output::say;
+use crate::logs::LINE;
+use crate::output::{json_text, say};
 use crate::status::{Found, find};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -11,6 +12,7 @@ use weightd_blocking::{Binding, Endpoint, Loader, Weights};
 use weightd_checkpoint::{ScrubError, Scrubbed, scrub};
 use weightd_core::content::{DeviceUuid, Generation, Role};
 use weightd_core::machine::AttachOptions;
+use weightd_core::text::short;
 use weightd_core::wire::message::{DaemonInfo, DaemonStatus, Holds};
 use weightd_gpu::{Device, MemoryError, Opened};
 use weightd_socket::credentials::our_uid;
@@ -132,7 +134,7 @@ impl Outcome {
         let (scrubbed, why) = (self.result.as_ref().ok(), self.result.as_ref().err());
         if json {
             let damaged = why.map_or(&[][..], |failure| &failure.damaged);
-            return serde_json::json!({
+            return json_text(&serde_json::json!({
                 "socket": self.socket.display().to_string(),
                 "global_rank": rank,
                 "role": self.role.name(),
@@ -146,8 +148,7 @@ impl Outcome {
                 "damaged": damaged,
                 "error": why.map(|failure| &failure.why),
                 "seconds": seconds,
-            })
-            .to_string();
+            }));
         }
         let mut name = match self.role {
             Role::Target => format!("rank {rank}"),
@@ -156,7 +157,7 @@ impl Outcome {
         if let Some(instance) = Named::from_path(&self.socket).and_then(|named| named.instance) {
             name = format!("{name} of {instance}");
         }
-        match (&self.result, self.generation) {
+        let line = match (&self.result, self.generation) {
             (Ok(Scrubbed { tensors, bytes }), Some(generation)) => format!(
                 "{name}: {tensors} tensors, {bytes} bytes of generation {generation} hold what was loaded ({seconds:.2} s)"
             ),
@@ -165,6 +166,7 @@ impl Outcome {
             }
             (Err(Failure { why, .. }), Some(generation)) => format!("{name}: generation {generation}: {why}"),
             (Err(Failure { why, .. }), None) => format!("{name}: {why}"),
-        }
+        };
+        short(&line, LINE)
     }
 }

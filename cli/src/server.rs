@@ -17,6 +17,7 @@ use weightd_core::content::Difference;
 use weightd_core::machine::{Limits, Origin, Server, ServerEvent};
 use weightd_core::wire::message::DaemonId;
 use weightd_smol::Smol;
+use weightd_socket::out_of_descriptors;
 use weightd_tokio::Tokio;
 
 /// What a server takes before its process has a second thread: those that are started before it is confined would not
@@ -87,7 +88,10 @@ pub fn run(args: &ServerArgs, ground: Ground) -> Result<ExitCode, CliError> {
         }
         RuntimeArg::Smol => smol::block_on(weightd_smol::serve::<Smol>(process, &signals, log)),
     };
-    served.map_err(|error| CliError::failure(format!("the server cannot go on: {error}")))?;
+    served.map_err(|error| {
+        let advice = out_of_descriptors(&error);
+        CliError::failure(format!("the server cannot go on: {error}{advice}"))
+    })?;
     Ok(signals.exit_code())
 }
 
@@ -191,7 +195,7 @@ fn log(server: &Server<OwnedFd>, event: &ServerEvent) {
             about!(info, name(daemon), "released generation {generation}")
         }
         ServerEvent::ImportFailed { daemon, pid, why } => {
-            about!(warn, name(daemon), "pid {pid} could not import: {why:?}");
+            about!(warn, name(daemon), "pid {pid} could not import: {why}");
         }
         // The launcher, which found that out, warns of it.
         ServerEvent::Lost { daemon, generation } => {

@@ -32,6 +32,15 @@ pub fn short(text: &str, most: usize) -> String {
     short
 }
 
+/// As much of a text as has room in `most` bytes, as it is: for a limit, not for a person.
+pub fn cut(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 /// Whether a character is not to be seen as what it is: controls, ends of lines and paragraphs, and what Unicode
 /// has shown as nothing or as a turn of the direction of writing (`Default_Ignorable_Code_Point` of
 /// [DerivedCoreProperties](https://www.unicode.org/Public/16.0.0/ucd/DerivedCoreProperties.txt), and the
@@ -82,6 +91,20 @@ mod tests {
             let cut = short(&text, 64);
             assert_eq!(cut, expected + "...");
             assert_eq!(short(&cut, 64), cut);
+        }
+    }
+
+    #[test]
+    fn what_is_cut_ends_with_a_whole_character() {
+        for (text, most, expected) in [
+            ("abc", 3, "abc"),
+            ("abc", 2, "ab"),
+            ("aü", 2, "a"),
+            ("aü", 3, "aü"),
+            ("🦀", 3, ""),
+            ("a\n", 0, ""),
+        ] {
+            assert_eq!(cut(text, most), expected);
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::binding::Binding;
 use crate::clock::Clock;
 use crate::endpoint::Endpoint;
-use crate::line::Line;
+use crate::line::{Line, advised};
 use crate::task::{Task, Turn};
 use std::fmt;
 use std::io;
@@ -111,7 +111,10 @@ impl Keeper {
         });
         let line = line
             .inspect_err(|error| {
-                tracing::warn!("the lease of generation {generation} cannot be kept: {error}")
+                tracing::warn!(
+                    "the lease of generation {generation} cannot be kept: {}",
+                    advised(error)
+                )
             })
             .ok()?;
         Some(Keeper {
@@ -130,7 +133,7 @@ impl Keeper {
     /// The runtime cannot wait for it any more.
     pub(crate) fn give_up(&self, error: &io::Error) {
         let generation = self.generation;
-        let why = format!("its runtime cannot wait for it: {error}");
+        let why = format!("its runtime cannot wait for it: {}", advised(error));
         self.tell(LeaseEvent::Lost { generation, why });
     }
 

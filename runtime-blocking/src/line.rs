@@ -11,6 +11,7 @@ use weightd_core::peer::Peer;
 use weightd_core::time::Now;
 use weightd_socket::connect::{ConnectError, connect};
 use weightd_socket::message::{ReceiveError, SendError, receive, send};
+use weightd_socket::out_of_descriptors;
 
 const READ_BYTES: usize = 64 * 1024;
 
@@ -47,7 +48,7 @@ impl Line {
         match connect(socket) {
             Ok((socket, peer)) => match self.open(socket) {
                 Ok(()) => Ok(peer),
-                Err(error) => Err(ConnectFailure::Other(error.to_string())),
+                Err(error) => Err(ConnectFailure::Other(advised(&error))),
             },
             Err(error) => Err(match error {
                 ConnectError::Absent { .. } => ConnectFailure::Absent(error.to_string()),
@@ -127,5 +128,33 @@ impl Line {
 impl AsFd for Line {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.poller.as_fd()
+    }
+}
+
+/// Why a process cannot make or wait for a line, and what to do where it has no descriptor left.
+pub(crate) fn advised(error: &io::Error) -> String {
+    format!("{error}{}", out_of_descriptors(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{LoadError, PublishFailed};
+    use crate::request::RequestError;
+    use rustix::io::Errno;
+
+    #[test]
+    fn who_has_no_descriptor_left_to_wait_with_is_told_what_to_do() {
+        let none_left = || io::Error::from(Errno::MFILE);
+        for error in [
+            RequestError::from(none_left()).to_string(),
+            LoadError::from(none_left()).to_string(),
+            PublishFailed::from(none_left()).to_string(),
+        ] {
+            assert!(
+                error.ends_with("; raise the limit of open files (ulimit -n)"),
+                "{error}"
+            );
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! How an engine's load ends.
 
 use crate::keeper::{Keeper, Lease};
+use crate::line::advised;
 use crate::loading::{Fetch, Timing};
 use std::error::Error;
 use std::io;
@@ -122,7 +123,7 @@ pub enum LoadError {
 impl From<io::Error> for LoadError {
     /// This process cannot wait, for example since it has no descriptor left.
     fn from(error: io::Error) -> LoadError {
-        let why = error.to_string();
+        let why = advised(&error);
         LoadError::Attach(AttachError::Local { why })
     }
 }

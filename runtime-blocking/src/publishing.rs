@@ -5,6 +5,7 @@ use crate::contents::{Contents, ContentsError, Filling};
 use crate::dial::{Dial, Dialled};
 use crate::import::fault;
 use crate::keeper::{Keeper, Lease};
+use crate::line::advised;
 use crate::task::{Task, Turn, Work};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -72,7 +73,7 @@ pub enum PublishFailed {
     #[error(transparent)]
     Publish(#[from] PublishError),
     /// This process cannot wait.
-    #[error("cannot wait for the daemon: {0}")]
+    #[error("cannot wait for the daemon: {}", advised(.0))]
     Io(#[from] io::Error),
 }
 

@@ -1,7 +1,7 @@
 //! One question to a daemon or a server, and its answer.
 
 use crate::clock::Clock;
-use crate::line::Line;
+use crate::line::{Line, advised};
 use std::io;
 use std::path::Path;
 use thiserror::Error;
@@ -29,7 +29,7 @@ pub enum RequestError {
         error: AskError,
     },
     /// A call failed.
-    #[error("cannot wait for an answer: {0}")]
+    #[error("cannot wait for an answer: {}", advised(.0))]
     Io(#[from] io::Error),
 }
 

@@ -1,5 +1,6 @@
 //! Reaching a daemon.
 
+use crate::IoError;
 use crate::credentials::{OverflowUid, our_uid, peer};
 use crate::path::{PathError, check_length};
 use rustix::fs::{FileType, lstat};
@@ -10,6 +11,9 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use weightd_core::peer::Peer;
 
+/// What fails where a call of this module does.
+const CONNECT: &str = "connect to";
+
 /// Connects to the daemon at `path`, at once or not at all; the socket is non-blocking and
 /// close-on-exec.
 ///
@@ -19,14 +23,10 @@ pub fn connect(path: &Path) -> Result<(OwnedFd, Peer), ConnectError> {
     let ours = our_uid()?;
     check_length(path)?;
     check_file(path, ours)?;
-    let failed = |source: io::Error| ConnectError::Io {
-        path: path.to_owned(),
-        source,
-    };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket =
-        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(|e| failed(e.into()))?;
-    let address = SocketAddrUnix::new(path).map_err(|errno| failed(errno.into()))?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(IoError::when(CONNECT, path))?;
+    let address = SocketAddrUnix::new(path).map_err(IoError::when(CONNECT, path))?;
     rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)).map_err(|errno| match errno {
         Errno::NOENT | Errno::CONNREFUSED => ConnectError::Absent {
             path: path.to_owned(),
@@ -35,9 +35,9 @@ pub fn connect(path: &Path) -> Result<(OwnedFd, Peer), ConnectError> {
             path: path.to_owned(),
         },
         Errno::PROTOTYPE => refused(path, Refusal::NotASocket),
-        errno => failed(errno.into()),
+        errno => IoError::when(CONNECT, path)(errno).into(),
     })?;
-    let peer = peer(&socket).map_err(failed)?;
+    let peer = peer(&socket).map_err(IoError::when(CONNECT, path))?;
     if !peer.is_trusted_by(ours) {
         return Err(refused(path, Refusal::ForeignPeer { uid: peer.uid, ours }));
     }
@@ -80,13 +80,8 @@ pub enum ConnectError {
     #[error(transparent)]
     Uid(#[from] OverflowUid),
     /// A call failed.
-    #[error("cannot connect to {}: {source}", path.display())]
-    Io {
-        /// The socket.
-        path: PathBuf,
-        /// What the operating system said.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] IoError),
 }
 
 /// What is wrong with a socket.
@@ -121,10 +116,7 @@ fn check_file(path: &Path, ours: u32) -> Result<(), ConnectError> {
         Errno::NOENT => ConnectError::Absent {
             path: path.to_owned(),
         },
-        errno => ConnectError::Io {
-            path: path.to_owned(),
-            source: errno.into(),
-        },
+        errno => IoError::when(CONNECT, path)(errno).into(),
     })?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Socket if stat.st_uid == ours => Ok(()),
@@ -144,5 +136,18 @@ fn refused(path: &Path, why: Refusal) -> ConnectError {
     ConnectError::Refused {
         path: path.to_owned(),
         why,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_no_descriptor_left_to_connect_with_is_told_what_to_do() {
+        let error: ConnectError = IoError::when(CONNECT, Path::new("/a.sock"))(Errno::MFILE).into();
+        let advice = "; raise the limit of open files (ulimit -n)";
+        assert!(error.to_string().starts_with("cannot connect to /a.sock: "));
+        assert!(error.to_string().ends_with(advice), "{error}");
     }
 }

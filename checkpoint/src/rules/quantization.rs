@@ -12,6 +12,7 @@ use crate::{Checkpoint, StoredTensor};
 use serde_json::Value;
 use std::collections::HashMap;
 use weightd_core::content::Dtype;
+use weightd_core::text::short;
 
 /// The quantization of a checkpoint.
 #[derive(Debug)]
@@ -395,7 +396,7 @@ impl Numbers<'_> {
         RuleError::QuantizationField {
             method: self.name.to_owned(),
             field,
-            value: value.to_string().chars().take(100).collect(),
+            value: short(&value.to_string(), 100),
         }
     }
 }

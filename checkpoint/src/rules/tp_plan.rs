@@ -306,6 +306,8 @@ mod tests {
             unknown.contains("\"a.*.b\"") && unknown.contains("\"diagonal\"") && unknown.contains("colwise"),
             "{unknown}"
         );
+        let foul = message("{\"a\": \"\u{9b}2J\u{3164}\"}");
+        assert!(foul.contains(r#""\u{9b}2J\u{3164}""#), "{foul}");
         for wildcard in ["model.**", "a.q_*"] {
             let message = message(&format!(r#"{{"{wildcard}": "colwise"}}"#));
             assert!(

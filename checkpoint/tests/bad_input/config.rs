@@ -19,7 +19,7 @@ fn a_config_that_is_not_json() {
 #[test]
 fn a_config_with_wrong_fields() {
     type Check = fn(&ConfigFault) -> bool;
-    let table: [(&str, &str, Check); 5] = [
+    let table: [(&str, &str, Check); 6] = [
         ("{}", "field architectures: missing", |f| {
             matches!(f, ConfigFault::Missing { .. })
         }),
@@ -39,6 +39,11 @@ fn a_config_with_wrong_fields() {
         (
             r#"{"architectures":["A"],"text_config":{"head_dim":"x"}}"#,
             "field text_config.head_dim",
+            |f| matches!(f, ConfigFault::WrongType { .. }),
+        ),
+        (
+            "{\"architectures\":\"A\u{9b}2J\u{3164}\"}",
+            r#"the text "A\u{9b}2J\u{3164}""#,
             |f| matches!(f, ConfigFault::WrongType { .. }),
         ),
     ];

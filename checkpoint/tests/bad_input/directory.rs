@@ -79,6 +79,13 @@ fn a_long_list_of_other_files_is_cut_short() {
 }
 
 #[test]
+fn names_of_other_files_show_what_is_in_them() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("a\u{9b}2J\u{3164}.bin"), "x").unwrap();
+    error(dir.path(), &[r"only a\u{9b}2J\u{3164}.bin"]);
+}
+
+#[test]
 fn several_files_without_an_index() {
     let dir = linked("llama");
     fs::remove_file(dir.path().join("model.safetensors.index.json")).unwrap();

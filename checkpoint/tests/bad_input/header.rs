@@ -235,6 +235,14 @@ fn names_that_would_break_the_line_are_escaped() {
 }
 
 #[test]
+fn what_a_header_says_is_shown_as_it_is_and_not_as_it_would_look() {
+    let foul = "F\u{9b}2J\u{202e}\u{3164}";
+    let shown = r"F\u{9b}2J\u{202e}\u{3164}";
+    let header = format!("{{{}}}", tensor("w", foul, "[1]", 0, 1));
+    header_fault(&header, 1, &["unknown dtype \"", shown]);
+}
+
+#[test]
 fn a_message_stays_short_whatever_the_file_holds() {
     let long = "n".repeat(100_000);
     let faults = [

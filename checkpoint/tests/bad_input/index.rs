@@ -108,7 +108,7 @@ fn an_index_that_leaves_the_directory() {
         let fault = index_fault(
             &linked("llama"),
             &index,
-            &["\"lm_head.weight\"", &format!("{name:?}")],
+            &["\"lm_head.weight\"", &format!("\"{name}\"")],
         );
         assert_is!(fault, IndexFault::NotAPlainName { .. });
     }

@@ -399,6 +399,7 @@ fn a_directory_that_cannot_be_made_is_named() {
         error.to_string().starts_with("/dev/null/weights: cannot save"),
         "{error}"
     );
+    assert!(error.to_string().contains("; give a directory that"), "{error}");
 }
 
 proptest! {

@@ -1,6 +1,7 @@
 //! How an event becomes a line.
 
 use super::LINE;
+use crate::output::json_text;
 use serde_json::{Map, Value};
 use std::fmt::{self, Debug};
 use tracing::field::{Field, Visit};
@@ -10,7 +11,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
-use weightd_core::text::{is_hidden, short};
+use weightd_core::text::{cut, short};
 
 /// For a person, the message says all that the fields say. On one line, whatever clients put into it.
 #[derive(Debug)]
@@ -59,7 +60,7 @@ where
 /// A line that no event stands behind.
 pub fn json_line(level: Level, target: &str, message: &str) -> String {
     let mut fields = Map::new();
-    fields.insert("message".to_owned(), message.into());
+    fields.insert("message".to_owned(), cut(message, LINE).into());
     line(level, target, fields)
 }
 
@@ -70,16 +71,7 @@ fn line(level: Level, target: &str, mut object: Map<String, Value>) -> String {
     object.insert("timestamp".to_owned(), timestamp.into());
     object.insert("level".to_owned(), level.as_str().into());
     object.insert("target".to_owned(), target.into());
-    let mut line = String::new();
-    for character in Value::Object(object).to_string().chars() {
-        match character {
-            // JSON itself escapes only some of them.
-            hidden if is_hidden(hidden) => line.push_str(&format!("\\u{:04x}", u32::from(hidden))),
-            other => line.push(other),
-        }
-    }
-    line.push('\n');
-    line
+    json_text(&object.into()) + "\n"
 }
 
 struct Fields(Map<String, Value>);
@@ -108,19 +100,26 @@ impl Visit for Fields {
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.insert(field, cut(value));
+        self.insert(field, cut(value, LINE));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.insert(field, cut(&format!("{value:?}")));
+        self.insert(field, cut(&format!("{value:?}"), LINE));
     }
 }
 
-/// As much of a text as anybody reads.
-fn cut(text: &str) -> &str {
-    let mut end = text.len().min(LINE);
-    while !text.is_char_boundary(end) {
-        end -= 1;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_no_event_stands_behind_is_cut_too() {
+        let line = json_line(Level::ERROR, "weightd", &"ü\u{e0041}".repeat(LINE));
+        let line: Value = serde_json::from_str(&line).unwrap();
+        let message = line["message"].as_str().unwrap();
+        assert!(
+            message.starts_with("ü\u{e0041}ü") && message.len() <= LINE,
+            "{line}"
+        );
     }
-    &text[..end]
 }

@@ -9,7 +9,7 @@ use crate::devices::Finder;
 use crate::error::CliError;
 use crate::models::{located, models};
 use crate::node::{self, LocalRank};
-use crate::output::say;
+use crate::output::{json_text, say};
 use model::ModelPlan;
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -24,7 +24,7 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode, CliError> {
     };
     let model = model_plan(args, &world)?;
     if args.json {
-        say(as_json(args, &world, model.as_ref()))?;
+        say(json_text(&as_json(args, &world, model.as_ref())))?;
     } else {
         print(args, &world, model.as_ref())?;
     }

@@ -9,8 +9,9 @@ mod watch;
 
 use crate::args::{StatusArgs, WhereArgs};
 use crate::error::CliError;
+use crate::logs;
 use crate::node;
-use crate::output::say;
+use crate::output::{json_text, say};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
@@ -55,7 +56,7 @@ pub fn run(args: &StatusArgs) -> Result<ExitCode, CliError> {
     let mut code = ExitCode::SUCCESS;
     for (socket, why) in silent {
         code = ExitCode::FAILURE;
-        eprintln!("weightd: {}: {why}", socket.display());
+        logs::fail(&CliError::Failure(format!("{}: {why}", socket.display())));
     }
     Ok(code)
 }
@@ -67,7 +68,7 @@ fn say_json(found: &[Found]) -> Result<(), CliError> {
         .filter_map(|found| Some((found.status.as_ref().ok()?, &found.activity)));
     answered
         .into_iter()
-        .try_for_each(|(status, activity)| say(json::object(status, activity.as_ref())))
+        .try_for_each(|(status, activity)| say(json_text(&json::object(status, activity.as_ref()))))
 }
 
 /// The table, who holds each device's memory, and what the servers gave up.

@@ -3,6 +3,7 @@
 use super::{Found, find, say_json, text};
 use crate::args::StatusArgs;
 use crate::error::CliError;
+use crate::logs::LINE;
 use crate::output::say;
 use crate::signals::Signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -11,6 +12,7 @@ use rustix::termios::tcgetwinsize;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
+use weightd_core::text::short;
 
 /// Another screen, without a cursor and without wrapping of lines, and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
@@ -42,7 +44,8 @@ pub fn run(args: &StatusArgs, every: Duration) -> Result<ExitCode, CliError> {
 fn page(text: String, found: &[Found]) -> String {
     let silent = found.iter().filter_map(|found| {
         let why = found.status.as_ref().err()?;
-        Some(format!("\n{}: {why}", found.socket.display()))
+        let line = format!("{}: {why}", found.socket.display());
+        Some(format!("\n{}", short(&line, LINE)))
     });
     text + &silent.collect::<String>()
 }

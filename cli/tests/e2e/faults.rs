@@ -134,7 +134,7 @@ fn frame(message: impl Into<Message>, request: u32, [major, minor]: [u8; 2]) -> 
 }
 
 /// The next frame, as it came; `None` at the end.
-fn next_frame(stream: &mut UnixStream) -> Option<(Header, Vec<u8>)> {
+pub fn next_frame(stream: &mut UnixStream) -> Option<(Header, Vec<u8>)> {
     let mut bytes = vec![0; HEADER_BYTES];
     stream.read_exact(&mut bytes).ok()?;
     let header = Header::decode(&bytes).unwrap().unwrap();

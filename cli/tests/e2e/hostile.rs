@@ -285,6 +285,9 @@ fn names_in_a_checkpoint_steer_no_terminal_and_forge_no_line() {
         "{plan:?}"
     );
     is_clean(&plan.stdout);
+    let plan = finish(site.on_model("plan", &dir, 1, &["--json"]));
+    assert!(plan.stdout.contains(r"\u009b2J"), "{plan:?}");
+    is_clean(&plan.stdout);
     let launcher = site.preload(&dir, 1, &[]);
     let wrong = site.attach(&dir, 1, &["--all", "--dtype", "float16"]);
     for text in [&wrong.stderr, &site.run(&["status"]).stdout, &launcher.log()] {

@@ -34,15 +34,15 @@ pub enum AskError {
     #[error("the connection broke: {0}; see the daemon's log")]
     Broken(String),
     /// No answer came in time.
-    #[error("no answer within {0} s; see the daemon's log")]
-    Timeout(u64),
+    #[error("no answer within {0}; see the daemon's log")]
+    Timeout(Span),
 }
 
 impl AskError {
     pub(super) fn of(failure: Failure) -> AskError {
         AskError::Failed {
             code: ErrorCode::from_number(failure.code),
-            why: failure.message,
+            why: failure.why(),
         }
     }
 }
@@ -106,7 +106,7 @@ impl<F> Ask<F> {
     /// The answer, once there is one.
     pub fn answer(&mut self, now: Now) -> Option<Result<Message, AskError>> {
         if self.answer.is_none() && now >= self.until {
-            self.answer = Some(Err(AskError::Timeout(self.patience.0 / 1_000_000)));
+            self.answer = Some(Err(AskError::Timeout(self.patience)));
         }
         self.answer.take()
     }

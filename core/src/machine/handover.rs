@@ -4,9 +4,10 @@ use super::link::Link;
 use super::{Exchange, Outgoing};
 use crate::content::Generation;
 use crate::peer::Facts;
+use crate::text::cut;
 use crate::time::{Now, Span};
 use crate::wire::Frame;
-use crate::wire::message::{DaemonId, Digest, LoadFailed, Loaded, Message, Progress, Publish};
+use crate::wire::message::{DaemonId, Digest, LoadFailed, Loaded, MAX_WORDS, Message, Progress, Publish};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -36,8 +37,6 @@ pub enum HandoverEvent {
 
 /// How long the vault may take to read or to answer before it counts as gone.
 const ANSWERS_WITHIN: Span = Span::secs(30);
-/// The longest reason for a failed load, and the longest path, in characters.
-const MAX_TEXT: usize = 4096;
 
 /// See the module. One connection, which the driver has made already.
 #[derive(Debug)]
@@ -88,15 +87,15 @@ impl<F> Handover<F> {
     /// Says that a daemon's weights were read, and how.
     pub fn loaded(&mut self, loaded: Loaded) {
         self.say(Loaded {
-            checkpoint: cut(&loaded.checkpoint),
-            path: cut(&loaded.path),
+            checkpoint: cut(&loaded.checkpoint, MAX_WORDS).to_owned(),
+            path: cut(&loaded.path, MAX_WORDS).to_owned(),
             ..loaded
         });
     }
 
     /// Says that loading failed.
     pub fn failed(&mut self, message: impl Into<String>) {
-        let message = cut(&message.into());
+        let message = cut(&message.into(), MAX_WORDS).to_owned();
         self.say(LoadFailed { message });
     }
 
@@ -126,8 +125,7 @@ impl<F> Handover<F> {
         if now < due {
             return Some(due);
         }
-        let seconds = ANSWERS_WITHIN.0 / 1_000_000;
-        self.end(format!("the launcher did not answer within {seconds} s"));
+        self.end(format!("the launcher did not answer within {ANSWERS_WITHIN}"));
         None
     }
 
@@ -140,7 +138,7 @@ impl<F> Handover<F> {
         let message = Message::decode(frame.kind, &frame.body);
         let Some(daemon) = self.waiting.remove(&frame.request) else {
             return self.end(match message {
-                Ok(Message::Failure(failure)) => failure.message,
+                Ok(Message::Failure(failure)) => failure.why(),
                 _ => "the launcher answered what was not asked".to_owned(),
             });
         };
@@ -151,7 +149,7 @@ impl<F> Handover<F> {
             },
             Ok(Message::Failure(failure)) => HandoverEvent::Refused {
                 daemon,
-                why: failure.message,
+                why: failure.why(),
             },
             Ok(other) => {
                 let why = format!("the launcher answered with a {} message", other.name());
@@ -171,10 +169,6 @@ impl<F> Handover<F> {
             self.events.push_back(HandoverEvent::Gone { why });
         }
     }
-}
-
-fn cut(text: &str) -> String {
-    text.chars().take(MAX_TEXT).collect()
 }
 
 impl<F> Exchange<F> for Handover<F> {

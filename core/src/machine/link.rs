@@ -4,7 +4,8 @@
 use super::contain::faults;
 use super::reap::Bundle;
 use crate::peer::Facts;
-use crate::wire::message::{ErrorCode, Failure, Message, MessageError};
+use crate::text::cut;
+use crate::wire::message::{ErrorCode, Failure, MAX_WORDS, Message, MessageError};
 use crate::wire::{Decoder, Frame, FrameError};
 use std::collections::VecDeque;
 
@@ -16,9 +17,6 @@ pub struct Outgoing<'a, F> {
     /// The descriptors to send with the first of them.
     pub descriptors: &'a [F],
 }
-
-/// The longest text of a failure, in bytes.
-const MAX_FAILURE_TEXT: usize = 4096;
 
 /// What a received descriptor counts for, in bytes, where what a peer has us hold is bounded.
 const DESCRIPTOR_COUNTS: usize = 4096;
@@ -110,17 +108,11 @@ impl<F> Link<F> {
 
     /// Queues a failure as the answer to `request`.
     pub fn fail(&mut self, request: u32, code: ErrorCode, retryable: bool, message: impl Into<String>) {
-        let mut message = message.into();
-        // It may quote what came from a peer.
-        let mut end = message.len().min(MAX_FAILURE_TEXT);
-        while !message.is_char_boundary(end) {
-            end -= 1;
-        }
-        message.truncate(end);
         let failure = Message::from(Failure {
             code: code.number(),
             retryable,
-            message,
+            // It may quote what came from a peer.
+            message: cut(&message.into(), MAX_WORDS).to_owned(),
         });
         self.queue(request, &failure, None)
             .expect("a failure of this length fits a frame");

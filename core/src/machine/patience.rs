@@ -19,6 +19,8 @@ pub(super) struct Patience {
     started: Option<Now>,
     /// With fallback: until when a broken connection is retried.
     retry_until: Option<Now>,
+    /// The longest that an answer was waited for in vain.
+    silence: Span,
 }
 
 impl Patience {
@@ -29,6 +31,7 @@ impl Patience {
             state_timeout: options.state_timeout,
             started: None,
             retry_until: None,
+            silence: Span(0),
         }
     }
 
@@ -57,8 +60,13 @@ impl Patience {
         }
     }
 
-    /// When to try again after this error; `None` where that does not help, or no time is left.
-    pub fn again(&mut self, now: Now, error: &AttachError) -> Option<Now> {
+    /// When to try again after this error; `None` where that does not help, or no time is left. An error of silence
+    /// then says how long the longest was: the last try may have had hardly any time.
+    pub fn again(&mut self, now: Now, error: &mut AttachError) -> Option<Now> {
+        if let AttachError::Timeout { waited } = error {
+            self.silence = self.silence.max(*waited);
+            *waited = self.silence;
+        }
         if self.fallback {
             let until = *self.retry_until.get_or_insert(now + self.connect_timeout);
             return self.until(now, error, until);

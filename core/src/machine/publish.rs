@@ -44,7 +44,9 @@ pub enum PublishError {
         "out of memory: {why}; free memory, or let the daemon replace by `weightd serve --replace drop-first`"
     )]
     OutOfMemory { why: String },
-    #[error("the weights could not be copied to the daemon's memory: {why}; nothing was published")]
+    #[error(
+        "the weights could not be copied to the daemon's memory: {why}; nothing was published: mend that, and publish again"
+    )]
     FillFailed { why: String },
     #[error("the daemon may hold the content or not: {why}; attach to see")]
     Unknown { why: String },
@@ -288,7 +290,7 @@ impl<F> Publish<F> {
             AttachError::Daemon { code, why } if conflict.contains(&code) => {
                 Err(PublishError::Conflict { why })
             }
-            error => match self.patience.again(now, &error) {
+            mut error => match self.patience.again(now, &mut error) {
                 Some(at) => {
                     self.inquiry.connect_at(at);
                     Ok(())

@@ -37,12 +37,12 @@ impl<F> Client<F> for Query<F> {
     fn step(&mut self, now: Now) -> Step<Self::Next> {
         self.patience.start(now);
         loop {
-            let error = match self.inquiry.step(now).next() {
+            let mut error = match self.inquiry.step(now).next() {
                 Err(step) => return step,
                 Ok(Ok(message)) => return Step::Next(Ok(message)),
                 Ok(Err(none)) => AttachError::from(none),
             };
-            match self.patience.again(now, &error) {
+            match self.patience.again(now, &mut error) {
                 Some(at) => self.inquiry.connect_at(at),
                 None => return Step::Next(Err(error)),
             }

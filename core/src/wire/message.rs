@@ -15,6 +15,7 @@ pub use confinement::Confinement;
 use super::frame::{Header, MAX_BODY};
 use crate::content::manifest::Region;
 use crate::content::{DeviceUuid, Difference, Generation, HandleKind, Key, Manifest};
+use crate::text::short;
 use speedy::{Endianness, Readable, Writable};
 use thiserror::Error;
 
@@ -465,6 +466,21 @@ pub struct Failure {
     /// One line for a person.
     #[speedy(length_type = u16)]
     pub message: String,
+}
+
+/// The most that is said in words in a message, in bytes.
+pub(crate) const MAX_WORDS: usize = 4096;
+
+/// What somebody else says in words, for a person: it is not long, and steers no terminal.
+pub(crate) fn words(text: &str) -> String {
+    short(text, MAX_WORDS)
+}
+
+impl Failure {
+    /// What went wrong, for a person: whoever said it, it is not long, and steers no terminal.
+    pub fn why(&self) -> String {
+        words(&self.message)
+    }
 }
 
 macro_rules! codes {

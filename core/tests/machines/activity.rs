@@ -239,7 +239,7 @@ fn a_launcher_is_told_how_weights_were_read_before_it_holds_them() {
             _ => None,
         })
         .collect();
-    assert_eq!(told, [(0, 3000, 4096), (0, 0, 0)]);
+    assert_eq!(told, [(0, 3000, 2048), (0, 0, 0)]);
     world.finish();
 }
 

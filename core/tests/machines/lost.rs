@@ -390,7 +390,7 @@ fn a_long_reason_is_cut_to_fit_its_report() {
     let expected = Report {
         daemon: 0,
         generation: generation(3),
-        import_failed: "ß".repeat(4096),
+        import_failed: "ß".repeat(2048),
     };
     assert_eq!(said, [expected.into()]);
     assert!(matches!(

@@ -20,5 +20,6 @@ mod retry;
 mod scripted;
 mod serving;
 mod supervision;
+mod words;
 
 use weightd_core::testing::{host, ledger, socket, world};

@@ -379,13 +379,21 @@ fn what_is_held_is_not_released_for_something_that_would_not_fit_then_either() {
             ..Work::default()
         };
         let run = drive(hasty(), work, gives_way);
+        let error = run.end.unwrap_err();
         assert!(
             matches!(
-                run.end,
-                Err(PublishError::OutOfMemory { .. } | PublishError::FillFailed { .. })
+                error,
+                PublishError::OutOfMemory { .. } | PublishError::FillFailed { .. }
             ),
-            "{:?}",
-            run.end
+            "{error:?}"
+        );
+        let remedies = [
+            "; free memory, or",
+            "nothing was published: mend that, and publish again",
+        ];
+        assert!(
+            remedies.iter().any(|remedy| error.to_string().contains(remedy)),
+            "{error}"
         );
         assert_eq!(run.asked, [GetStatus {}.into()]);
     }

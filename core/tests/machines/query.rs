@@ -69,7 +69,12 @@ fn with_something_to_fall_back_on_only_what_passes_is_asked_again() {
         assert!(back.end.is_ok());
     }
     let silent = drive(&hasty(), |_, _| Act::Silent);
-    assert_eq!(silent.end, Err(AttachError::Timeout { seconds: 5 }));
+    assert_eq!(
+        silent.end,
+        Err(AttachError::Timeout {
+            waited: Span::secs(5)
+        })
+    );
     assert_eq!((silent.took, silent.connects), (Span::secs(5), 1));
 }
 
@@ -102,5 +107,29 @@ fn without_one_the_daemon_is_waited_for_until_the_time_is_over() {
         let run = drive(&patient(), |_, _| act.clone());
         assert!(run.end.is_err());
         assert_eq!((run.took, run.connects), (Span(0), 1), "it would not get better");
+    }
+}
+
+#[test]
+fn who_hears_nothing_says_how_long_it_listened() {
+    let half = Span::millis(500);
+    for options in [
+        AttachOptions {
+            connect_timeout: half,
+            ..hasty()
+        },
+        AttachOptions {
+            state_timeout: half,
+            ..patient()
+        },
+        // The last try has a fifth of a second.
+        AttachOptions {
+            connect_timeout: half,
+            state_timeout: Span::millis(1_200),
+            ..patient()
+        },
+    ] {
+        let error = drive(&options, |_, _| Act::Silent).end.unwrap_err();
+        assert_eq!(error.to_string(), "no answer within 0.5 s; see the daemon's log");
     }
 }

@@ -284,6 +284,7 @@ fn the_key_is_compared_before_the_digest_and_the_digest_before_the_content() {
         panic!("{heard:?}")
     };
     assert_eq!(ErrorCode::from_number(failure.code), ErrorCode::Empty);
+    assert!(failure.message.contains("`weightd status`"), "{failure:?}");
     world.finish();
 }
 

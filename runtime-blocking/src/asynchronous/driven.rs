@@ -2,6 +2,7 @@
 
 use super::Runtime;
 use crate::keeper::{Keeper, Lease};
+use crate::line::advised;
 use crate::task::{Task, Turn};
 use std::io;
 use std::time::Duration;
@@ -59,7 +60,12 @@ pub(super) fn keep<R: Runtime>(keeper: Keeper) -> Lease {
                         keeper.task().give_up(&error);
                     }
                 }
-                Err(error) => tracing::warn!("a lease is given up, since it cannot be waited for: {error}"),
+                Err(error) => {
+                    tracing::warn!(
+                        "a lease is given up, since it cannot be waited for: {}",
+                        advised(&error)
+                    );
+                }
             }
         })
     })

@@ -74,7 +74,12 @@ fn groups_in_activation_order_are_not_split_by_inputs() {
 
 #[test]
 fn an_order_that_is_not_understood_is_not_taken_for_none() {
-    for value in [json!(1), json!("yes"), json!(["group"])] {
+    for (value, shown) in [
+        (json!(1), "1"),
+        (json!("yes"), "\"yes\""),
+        (json!(["group"]), "[\"group\"]"),
+        (json!("\u{9b}2J\u{3164}"), r#""\u{9b}2J\u{3164}""#),
+    ] {
         for headers in [
             configured(GPTQ, "desc_act", value.clone()),
             of_weights(PACKED, "actorder", value.clone()),
@@ -83,7 +88,7 @@ fn an_order_that_is_not_understood_is_not_taken_for_none() {
             let RuleError::QuantizationField { value: said, .. } = headers.refusal(2) else {
                 panic!("{value}")
             };
-            assert_eq!(said, value.to_string());
+            assert_eq!(said, shown);
         }
     }
 }

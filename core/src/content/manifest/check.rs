@@ -2,6 +2,7 @@
 
 use super::{MAX_BYTES, MAX_NAME_BYTES, MAX_REGION_BYTES, ManifestError, Region, Tensor, view};
 use crate::content::HandleKind;
+use crate::text::cut;
 
 pub(super) fn cap(what: &'static str, count: u64, cap: usize) -> Result<(), ManifestError> {
     let cap = cap as u64;
@@ -21,7 +22,7 @@ pub(super) fn encoded_bytes(bytes: u64) -> Result<(), ManifestError> {
 pub(super) fn name(name: &str) -> Result<(), ManifestError> {
     if name.is_empty() || name.len() > MAX_NAME_BYTES {
         return Err(ManifestError::NameLength {
-            start: name.chars().take(32).collect(),
+            start: cut(name, 32).to_owned(),
             bytes: name.len(),
         });
     }

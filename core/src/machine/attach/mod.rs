@@ -7,6 +7,7 @@ mod types;
 
 pub use types::{AttachError, AttachOptions, AttachStep, ConnectFailure, Fault, Fetched, Mode, Outcome};
 
+use super::ask::AskError;
 use super::client::{Client, Step};
 use super::descriptors::check;
 use super::link::Link;
@@ -14,9 +15,10 @@ use super::patience::Patience;
 use super::{Exchange, Outgoing};
 use crate::content::{Generation, Key};
 use crate::peer::{Facts, Peer};
+use crate::text::cut;
 use crate::time::{Now, Span};
 use crate::wire::Frame;
-use crate::wire::message::{ErrorCode, GetState, Message, MessageError, Release, Report, State, Watch};
+use crate::wire::message::{GetState, MAX_WORDS, Message, MessageError, Release, Report, State, Watch};
 
 #[derive(Debug)]
 enum At {
@@ -25,6 +27,7 @@ enum At {
     Connecting,
     Asking {
         until: Now,
+        waits: Span,
         request: u32,
     },
     NeedsDigest,
@@ -80,8 +83,6 @@ pub struct Attach<F> {
 
 /// How long a daemon that does not read may hold up an engine that reports to it.
 const REPORT_WITHIN: Span = Span::millis(100);
-/// The longest reason in a report, in characters.
-const MAX_REASON: usize = 4096;
 
 impl<F> Attach<F> {
     /// An attach with the engine's own key.
@@ -119,9 +120,8 @@ impl<F> Attach<F> {
 
     fn time_out(&mut self, now: Now) {
         match self.at {
-            At::Asking { until, .. } if now >= until => {
-                let seconds = self.options.connect_timeout.0 / 1_000_000;
-                self.fail(now, AttachError::Timeout { seconds });
+            At::Asking { until, waits, .. } if now >= until => {
+                self.fail(now, AttachError::Timeout { waited: waits });
             }
             At::Leasing { until, .. } if now >= until => self.unleased(),
             At::Reporting { until, .. } if now >= until || self.link.is_flushed() => self.reported(now),
@@ -148,7 +148,13 @@ impl<F> Attach<F> {
             }
         };
         match self.link.ask(question, None) {
-            Ok(request) => self.at = At::Asking { until, request },
+            Ok(request) => {
+                self.at = At::Asking {
+                    until,
+                    waits: until - now,
+                    request,
+                }
+            }
             Err(error) => self.fail(
                 now,
                 AttachError::Malformed {
@@ -189,7 +195,7 @@ impl<F> Attach<F> {
         let report = Report {
             daemon: 0,
             generation: self.known_generation(),
-            import_failed: why.chars().take(MAX_REASON).collect(),
+            import_failed: cut(why, MAX_WORDS).to_owned(),
         };
         self.link
             .ask(report, None)
@@ -260,8 +266,7 @@ impl<F> Attach<F> {
     fn answered(&mut self, now: Now, message: Result<Message, MessageError>, descriptors: Vec<(Facts, F)>) {
         match message {
             Ok(Message::Failure(failure)) => {
-                let code = ErrorCode::from_number(failure.code);
-                self.fail(now, AttachError::of_daemon(code, failure.message));
+                self.fail(now, AskError::of(failure).into());
             }
             Ok(Message::Released(_)) if self.parting.is_some() => self.part(true),
             Ok(Message::State(state)) if self.parting.is_none() => self.fetch(now, state, descriptors),
@@ -396,11 +401,11 @@ impl<F> Attach<F> {
     }
 
     /// Tries again where that may help and time is left; else ends.
-    fn fail(&mut self, now: Now, error: AttachError) {
+    fn fail(&mut self, now: Now, mut error: AttachError) {
         self.link = Link::default();
         let again = match &self.parting {
             Some(parting) => self.patience.until(now, &error, parting.until),
-            None => self.patience.again(now, &error),
+            None => self.patience.again(now, &mut error),
         };
         match again {
             Some(until) => self.at = At::Sleeping { until },

@@ -138,8 +138,8 @@ pub enum AttachError {
         "the checkpoint's digest could not be computed: {why}; make its files readable and leave them alone"
     )]
     DigestFailed { why: String },
-    #[error("no answer within {seconds} s: see the daemon's log")]
-    Timeout { seconds: u64 },
+    #[error("no answer within {waited}; see the daemon's log")]
+    Timeout { waited: Span },
     #[error("the daemon cannot serve: {why}; see its log")]
     Daemon { code: ErrorCode, why: String },
 }
@@ -180,7 +180,7 @@ impl From<AskError> for AttachError {
             AskError::Failed { code, why } => AttachError::of_daemon(code, why),
             AskError::Malformed(why) => AttachError::Malformed { why },
             AskError::Broken(why) => AttachError::Broken { why },
-            AskError::Timeout(seconds) => AttachError::Timeout { seconds },
+            AskError::Timeout(waited) => AttachError::Timeout { waited },
         }
     }
 }

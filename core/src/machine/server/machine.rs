@@ -132,11 +132,10 @@ impl<F> Machine<F> for Server<F> {
                 let why = if conn.waiting {
                     "this takes long and goes on; ask for the status to see it done".to_owned()
                 } else if conn.watch.is_some() {
-                    let seconds = self.limits.idle.0 / 1_000_000;
-                    format!("half a request, and not the rest of it in {seconds} s")
+                    format!("half a request, and not the rest of it in {}", self.limits.idle)
                 } else {
-                    let seconds = self.limits.idle.0 / 1_000_000;
-                    format!("no whole request in {seconds} s; a lease is made with a watch request")
+                    let idle = self.limits.idle;
+                    format!("no whole request in {idle}; a lease is made with a watch request")
                 };
                 self.expel(id, 0, ErrorCode::Timeout, &why);
                 self.refresh(now, id);

@@ -7,7 +7,7 @@ use crate::time::Now;
 use crate::wire::Message;
 use crate::wire::message::{
     DaemonId, DaemonStatus, ErrorCode, GetState, Holds, Memory, Mismatch, NeedDigest, Release, Released,
-    Report, Reported, State, Watching,
+    Report, Reported, State, Watching, words,
 };
 use std::sync::Arc;
 
@@ -100,7 +100,8 @@ impl<F> Server<F> {
                 return self.refuse(id, request, ErrorCode::Lost, &why);
             }
             Slot::Awaited | Slot::Without(_) => {
-                let why = "this daemon holds no content yet";
+                let why = "this daemon holds no content yet: load from disk, or ask again once `weightd status` \
+                           says that it serves";
                 return self.refuse(id, request, ErrorCode::Empty, why);
             }
         };
@@ -208,7 +209,7 @@ impl<F> Server<F> {
             .is_some_and(|served| served.generation == ask.generation);
         // One at a time, however many engines fail. A later one may have another cause.
         if current && daemon.reported.is_none() {
-            let why = ask.import_failed.clone();
+            let why = words(&ask.import_failed);
             let asked = self.ask_leader(Report { daemon: on, ..ask }, None);
             if let Some(daemon) = self.daemons.get_mut(&on) {
                 daemon.reported = asked;

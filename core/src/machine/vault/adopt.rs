@@ -52,7 +52,7 @@ impl<F> Adopt<F> {
     /// Whether nothing more is waited for.
     pub fn is_over(&mut self, now: Now) -> bool {
         if self.outcome.is_none() && now >= self.until {
-            self.outcome = Some(Err(AskError::Timeout(self.patience.0 / 1_000_000)));
+            self.outcome = Some(Err(AskError::Timeout(self.patience)));
         }
         self.outcome.is_some()
     }

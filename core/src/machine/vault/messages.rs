@@ -9,7 +9,7 @@ use crate::machine::{ConnId, Origin};
 use crate::time::Now;
 use crate::wire::Frame;
 use crate::wire::message::{
-    DaemonId, ErrorCode, Holds, Lost, Message, Release, Released, Report, Reported, Stopping,
+    DaemonId, ErrorCode, Holds, Lost, Message, Release, Released, Report, Reported, Stopping, words,
 };
 
 impl<F> Vault<F> {
@@ -48,7 +48,9 @@ impl<F> Vault<F> {
             }
             (Origin::Loader, Message::Loaded(loaded)) => self.event(VaultEvent::Loaded(loaded)),
             (Origin::Loader, Message::LoadFailed(failed)) => {
-                self.event(VaultEvent::LoadFailed { why: failed.message });
+                self.event(VaultEvent::LoadFailed {
+                    why: words(&failed.message),
+                });
             }
             (Origin::Server, message) => self.server_says(now, id, request, message),
             (_, other) => {
@@ -98,8 +100,9 @@ impl<F> Vault<F> {
             Message::Report(Report {
                 daemon,
                 generation,
-                import_failed: why,
+                import_failed,
             }) => {
+                let why = words(&import_failed);
                 self.reply(id, request, Reported {});
                 self.event(VaultEvent::ImportFailed {
                     daemon,
@@ -112,7 +115,7 @@ impl<F> Vault<F> {
                 self.event(VaultEvent::StopRequested);
             }
             Message::Stopping(_) | Message::ServerStatus(_) => {}
-            Message::Failure(failure) => self.give_up(id, failure.message),
+            Message::Failure(failure) => self.give_up(id, failure.why()),
             other => self.give_up(id, format!("it sent a {} message", other.name())),
         }
     }

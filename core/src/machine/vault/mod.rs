@@ -564,8 +564,10 @@ impl<F> Machine<F> for Vault<F> {
                 .is_some_and(|conn| conn.unanswered > 0 && now >= conn.heard + SERVER_ANSWERS_WITHIN)
         });
         if let Some(server) = late {
-            let seconds = SERVER_ANSWERS_WITHIN.0 / 1_000_000;
-            self.give_up(server, format!("it did not answer within {seconds} s"));
+            self.give_up(
+                server,
+                format!("it did not answer within {SERVER_ANSWERS_WITHIN}"),
+            );
         }
         let idle = self.server.and_then(|server| self.conns.get(&server));
         if idle.is_some_and(|conn| conn.unanswered == 0 && now >= conn.heard + SERVER_ASKED_EVERY) {
