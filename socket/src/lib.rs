@@ -36,7 +36,7 @@ pub mod seen;
 
 /// An operating system call on a path failed.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {doing} {}: {source}{}", path.display(), out_of_descriptors(source))]
+#[error("cannot {doing} {}: {source}{}", path.display(), advice(source))]
 pub struct IoError {
     /// What was tried, as a verb: `open`, `bind`.
     pub doing: &'static str,
@@ -52,6 +52,20 @@ pub fn out_of_descriptors(error: &std::io::Error) -> &'static str {
         Some(rustix::io::Errno::MFILE) => "; raise the limit of open files (ulimit -n)",
         Some(rustix::io::Errno::NFILE) => "; raise the limit of open files of the machine (fs.file-max)",
         _ => "",
+    }
+}
+
+/// The same for any failure of a call on a path.
+fn advice(error: &std::io::Error) -> &'static str {
+    use rustix::io::Errno;
+    match Errno::from_io_error(error) {
+        Some(Errno::ISDIR | Errno::NOTEMPTY) => "; remove it",
+        Some(Errno::ACCESS | Errno::PERM) => {
+            "; give this user the right to it, or to its directory (chmod 700)"
+        }
+        Some(Errno::ROFS) => "; choose another --socket-dir",
+        Some(Errno::NOSPC | Errno::DQUOT) => "; make room there",
+        _ => out_of_descriptors(error),
     }
 }
 

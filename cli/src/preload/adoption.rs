@@ -22,7 +22,7 @@ use weightd_core::time::Span;
 use weightd_core::wire::message::{DaemonInfo, ErrorCode};
 use weightd_socket::connect::{ConnectError, connect};
 use weightd_socket::listen::was_bound_for;
-use weightd_socket::lock::{Lock, read_owner};
+use weightd_socket::lock::{Lock, LockError, read_owner};
 
 /// How long a server may take to hand over what it holds.
 const HANDS_OVER_WITHIN: Span = Span::secs(10);
@@ -195,7 +195,10 @@ fn locks(inheritance: &Inheritance<OwnedFd>) -> Result<Vec<Lock>, String> {
             .lock()
             .try_clone()
             .map_err(|error| error.to_string())?;
-        Lock::adopt(copy, Path::new(&daemon.info.socket)).map_err(|error| error.to_string())
+        Lock::adopt(copy, Path::new(&daemon.info.socket)).map_err(|error| match error {
+            LockError::Replaced { path } => format!("its lock file {} is gone", path.display()),
+            error => error.to_string(),
+        })
     };
     inheritance.daemons.iter().map(lock).collect()
 }

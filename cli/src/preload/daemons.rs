@@ -17,7 +17,7 @@ use weightd_core::machine::{Ends, Held, Inheritance, Inherited};
 use weightd_core::time::Span;
 use weightd_core::wire::Message;
 use weightd_core::wire::message::{DaemonInfo, GetStatus, ServerStatus};
-use weightd_socket::connect::ConnectError;
+use weightd_socket::connect::{ConnectError, connect};
 use weightd_socket::listen::{self, ListenError, Pending};
 use weightd_socket::lock::{Lock, LockError, Owner, read_owner};
 use weightd_socket::path::control_path;
@@ -152,7 +152,7 @@ impl Daemons {
             info: daemon.info.clone(),
             lock,
             pending: None,
-            seen: Seen::at(Path::new(&daemon.info.socket)),
+            seen: seen_where_it_leads_to_somebody(Path::new(&daemon.info.socket)),
             leaves: true,
         };
         let claims = inheritance.daemons.iter().zip(locks).map(claim).collect();
@@ -300,6 +300,15 @@ impl Drop for Control {
             let _ = listen::remove(&lock);
             let _ = lock.remove();
         }
+    }
+}
+
+/// A name that was another's to give: who can be reached by it holds its lock. `None` where nobody can be, as by a directory
+/// that lies there.
+fn seen_where_it_leads_to_somebody(socket: &Path) -> Option<Seen> {
+    match connect(socket) {
+        Ok(_) | Err(ConnectError::Busy { .. }) => Seen::at(socket),
+        Err(_) => None,
     }
 }
 

@@ -174,15 +174,11 @@ fn ever(error: CliError) -> NotPutBack {
 }
 
 impl From<DirError> for NotPutBack {
+    /// What is there in the directory's place may go as it came: until then nothing is lost but the names.
     fn from(error: DirError) -> NotPutBack {
         match error {
-            // Absent is what somebody removes as we make it.
-            DirError::Io(_) | DirError::Absent { .. } => yet(error),
-            DirError::Symlink { .. }
-            | DirError::NotADirectory { .. }
-            | DirError::ForeignOwner { .. }
-            | DirError::OpenToOthers { .. }
-            | DirError::Uid(_) => NotPutBack::Ever(error.to_string()),
+            DirError::Uid(_) => NotPutBack::Ever(error.to_string()),
+            error => yet(error),
         }
     }
 }
