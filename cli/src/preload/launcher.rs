@@ -460,8 +460,8 @@ impl Launcher {
             } => {
                 let (name, said) = (self.name(daemon), "an engine could not import generation");
                 match self.is_echo() {
-                    true => about!(debug, name, "{said} {generation}: {why:?}"),
-                    false => about!(warn, name, "{said} {generation}: {why:?}"),
+                    true => about!(debug, name, "{said} {generation}: {why}"),
+                    false => about!(warn, name, "{said} {generation}: {why}"),
                 }
                 let suspect = Suspect {
                     daemon,

@@ -89,7 +89,7 @@ impl Prober {
         let verdict = match hear(&running.channel, &mut running.decoder) {
             Ok(Some((Message::Reported(_), _))) => Verdict::Works,
             Ok(Some((Message::Report(report), _))) => Verdict::Lost(report.import_failed),
-            Ok(Some((Message::Failure(failure), _))) => Verdict::Unclear(failure.message),
+            Ok(Some((Message::Failure(failure), _))) => Verdict::Unclear(failure.why()),
             Ok(Some((other, _))) => Verdict::Unclear(format!("it sent a {} message", other.name())),
             Ok(None) if now < running.until => return None,
             Ok(None) => Verdict::Unclear(format!("no answer within {} s", ANSWERS_WITHIN.as_secs())),
