@@ -1,7 +1,7 @@
 //! A synchronous engine. It takes its weights from the cache where it can, and from disk where it must.
 //!
 //! ```sh
-//! weightd preload --model tests/data/llama --device cpu &
+//! weightd preload --model tests/data/llama --device cpu &    # wait for READY
 //! cargo run -p weightd-examples --bin engine_blocking -- --model tests/data/llama
 //! ```
 

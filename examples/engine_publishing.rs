@@ -2,7 +2,7 @@
 //! made, so that the next one maps it and does nothing.
 //!
 //! ```sh
-//! weightd serve --device cpu &
+//! weightd serve --device cpu &    # wait for SERVING
 //! cargo run -p weightd-examples --bin engine_publishing -- --model tests/data/llama   # quantizes
 //! cargo run -p weightd-examples --bin engine_publishing -- --model tests/data/llama   # maps
 //! ```

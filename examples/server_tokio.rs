@@ -1,7 +1,7 @@
 //! An async inference server on axum, which changes to new weights on request and serves meanwhile.
 //!
 //! ```sh
-//! weightd preload --model tests/data/llama --device cpu &
+//! weightd preload --model tests/data/llama --device cpu &    # wait for READY
 //! cargo run -p weightd-examples --bin server_tokio -- --model tests/data/llama --port 8000
 //! curl 'localhost:8000/generate?first=1&tokens=8'
 //! curl -X POST localhost:8000/reload
