@@ -123,6 +123,14 @@ fn where_no_tensor_is_a_matrix_the_names_of_vectors_are_listed() {
     );
     let options = with(tensor_parallel(2), &json!({ "first": "colwise" }));
     assert!(plan(&checkpoint, &options).is_ok());
+    let empty = Made::new(&config, &[vec![]]).open();
+    let message = refusal(&empty, &tensor_parallel(2)).to_string();
+    assert!(
+        message.contains("which has to cover no tensors; or use one rank"),
+        "{message}"
+    );
+    let message = refusal(&empty, &options).to_string();
+    assert!(message.contains("which has no tensors: "), "{message}");
 }
 
 #[test]
