@@ -100,7 +100,7 @@ fn run() -> Result<ExitCode, CliError> {
     }
 }
 
-/// Children are started from `/proc/self/exe`, and would be called `exe` in the lists of processes. Called by the main
+/// Children are started from `/proc/self/exe`, and would be called `exe` in lists of processes. Called by the main
 /// thread, and before a server is confined.
 fn name_process(command: &Command) {
     let name = match command {
