@@ -1,7 +1,7 @@
 //! A synchronous engine. It takes its weights from the cache where it can, and from disk where it must.
 //!
 //! ```sh
-//! weightd preload --model tests/data/llama --device cpu &
+//! weightd preload --model tests/data/llama --device cpu &    # wait for READY
 //! cargo run -p weightd-examples --bin engine_blocking -- --model tests/data/llama
 //! ```
 
@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use weightd_blocking::{Loaded, Loader};
 use weightd_examples::{Bigram, Engine, end, log_to_stderr};
 
+/// A synchronous engine: takes its weights from the cache where it can, and from disk where it must, and generates.
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
@@ -31,9 +32,10 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    let loader = Loader::new(&args.engine.loader_config, &args.engine.rank("stored")?)?;
+    let rank = args.engine.rank("stored")?;
+    let loader = Loader::new(&args.engine.loader_config, &rank)?;
     // Where the cache cannot serve, `because` says why; weightd has logged it.
-    let loaded = loader.load(Bigram::over, |_because| Bigram::read(&args.engine.model))?;
+    let loaded = loader.load(Bigram::over, |_because| Bigram::read(&rank.checkpoint))?;
     match &loaded {
         Loaded::Mapped {
             generation,

@@ -2,7 +2,7 @@
 //! made, so that the next one maps it and does nothing.
 //!
 //! ```sh
-//! weightd serve --device cpu &
+//! weightd serve --device cpu &    # wait for SERVING
 //! cargo run -p weightd-examples --bin engine_publishing -- --model tests/data/llama   # quantizes
 //! cargo run -p weightd-examples --bin engine_publishing -- --model tests/data/llama   # maps
 //! ```
@@ -17,6 +17,7 @@ use weightd_examples::{Bigram, Engine, Quantized, end, log_to_stderr, quantize};
 /// never gets them.
 const PROCESSING: &str = "example-int8-rows-1";
 
+/// An engine that quantizes its weights to 8 bits and publishes what it made, so that the next one maps it.
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
@@ -42,7 +43,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         }
         Err(because) => {
             eprintln!("quantizing: {because}");
-            let tensors = quantize(&Bigram::read(&args.engine.model)?);
+            let tensors = quantize(&Bigram::read(&rank.checkpoint)?);
             let publisher = Publisher::with(loader.binding().clone(), rank.device);
             match publish(&publisher, &tensors) {
                 Ok(published) => {

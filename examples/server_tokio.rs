@@ -1,7 +1,7 @@
 //! An async inference server on axum, which changes to new weights on request and serves meanwhile.
 //!
 //! ```sh
-//! weightd preload --model tests/data/llama --device cpu &
+//! weightd preload --model tests/data/llama --device cpu &    # wait for READY
 //! cargo run -p weightd-examples --bin server_tokio -- --model tests/data/llama --port 8000
 //! curl 'localhost:8000/generate?first=1&tokens=8'
 //! curl -X POST localhost:8000/reload
@@ -24,6 +24,7 @@ use tokio::task::spawn_blocking;
 use weightd_examples::{Bigram, Engine, end, log_to_stderr};
 use weightd_tokio::{Loaded, Loader, Mode, Weights};
 
+/// An async inference server, which changes to new weights on request and serves meanwhile.
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
@@ -48,10 +49,10 @@ async fn main() -> ExitCode {
 }
 
 async fn run(args: Args) -> Result<(), Box<dyn Error>> {
-    let loader = Loader::new(&args.engine.loader_config, &args.engine.rank("stored")?)?;
-    let model = args.engine.model.clone();
+    let rank = args.engine.rank("stored")?;
+    let loader = Loader::new(&args.engine.loader_config, &rank)?;
     let loaded = loader
-        .load(Bigram::over, move |_because| Bigram::read(&model))
+        .load(Bigram::over, move |_because| Bigram::read(&rank.checkpoint))
         .await?;
     let server = Arc::new(Server {
         loader,

@@ -23,7 +23,8 @@ pub struct Scrubbed {
 pub enum ScrubError {
     /// There is nothing to compare them with.
     #[error(
-        "the weights have no checksums: end their launcher (`weightd stop`), and preload them with --checksums"
+        "the weights have no checksums, and cannot be scrubbed: `weightd preload --checksums` takes them while it loads; \
+         what engines publish has none"
     )]
     NoChecksums,
     /// Some are not.

@@ -1,4 +1,7 @@
 //! The command line.
+//!
+//! A heading of the help holds for all that follows, also outside of the group that sets it: what a command has of its
+//! own stands before its groups.
 
 use crate::logs::LogFormat;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -22,6 +25,7 @@ pub struct Cli {
     #[arg(
         long,
         global = true,
+        help_heading = "Logging",
         value_name = "FILTER",
         env = "WEIGHTD_LOG",
         default_value = "info"
@@ -32,6 +36,7 @@ pub struct Cli {
     #[arg(
         long,
         global = true,
+        help_heading = "Logging",
         value_name = "FORMAT",
         env = "WEIGHTD_LOG_FORMAT",
         default_value = "text"
@@ -75,6 +80,7 @@ pub enum Command {
 
 /// Where daemons are found.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Daemons")]
 pub struct WhereArgs {
     /// The directory of the sockets [default: $WEIGHTD_SOCKET_DIR, else /tmp/weightd-UID]
     #[arg(long, value_name = "DIR", alias = "weight-cache-socket-dir")]
@@ -100,6 +106,7 @@ pub enum DeviceArg {
 /// How the model is spread over ranks and nodes. Flags have vLLM's names; its short forms of several
 /// letters, such as `-tp`, are rewritten before this is parsed.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Parallelism")]
 pub struct ParallelArgs {
     /// Ranks that share each layer; also -tp, as for vLLM.
     #[arg(
@@ -195,6 +202,7 @@ pub struct ParallelArgs {
 
 /// How weights are spread over ranks and held by them.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model")]
 pub struct ShardingArgs {
     /// Cast floating weights: auto, bfloat16, float16 or float32. Quantized ones are never cast.
     #[arg(long, value_name = "TYPE", default_value = "auto")]
@@ -216,6 +224,7 @@ pub struct ShardingArgs {
 
 /// Which weights.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model")]
 pub struct ModelArgs {
     /// The directory of the checkpoint (config.json and safetensors files), or the id of a repository that
     /// the local Hugging Face cache holds. It may also come without the flag.
@@ -231,6 +240,7 @@ pub struct ModelArgs {
 
 /// What else decides which weights are meant.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model")]
 pub struct WeightsArgs {
     /// The revision of the model: a branch, tag or commit of a repository [default: main]; part of the key.
     #[arg(long, value_name = "REV", default_value = "", hide_default_value = true)]
@@ -294,12 +304,12 @@ fn key_extra(text: &str) -> Result<(String, String), String> {
 
 #[derive(Clone, Debug, Args)]
 pub struct PreloadArgs {
-    #[command(flatten)]
-    pub model: ModelArgs,
-
     /// Take a checksum of each tensor while it is loaded, so that `weightd scrub` can prove what is resident.
     #[arg(long)]
     pub checksums: bool,
+
+    #[command(flatten)]
+    pub model: ModelArgs,
 
     #[command(flatten)]
     pub launcher: LauncherArgs,
@@ -331,6 +341,7 @@ pub enum ReplaceArg {
 
 /// What every launcher is told, wherever its weights come from.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Daemons")]
 pub struct LauncherArgs {
     #[command(flatten)]
     pub place: WhereArgs,
@@ -340,7 +351,12 @@ pub struct LauncherArgs {
     pub no_release: bool,
 
     /// Answer /health and /metrics at this port [default: at none]
-    #[arg(long, value_name = "PORT", alias = "weight-cache-health-port")]
+    #[arg(
+        long,
+        value_name = "PORT",
+        alias = "weight-cache-health-port",
+        help_heading = "Health"
+    )]
     pub health_port: Option<u16>,
 
     /// The address to answer them at.
@@ -348,7 +364,9 @@ pub struct LauncherArgs {
         long,
         value_name = "HOST",
         alias = "weight-cache-health-host",
-        default_value = "127.0.0.1"
+        default_value = "127.0.0.1",
+        requires = "health_port",
+        help_heading = "Health"
     )]
     pub health_host: String,
 
@@ -371,12 +389,6 @@ pub enum RuntimeArg {
 #[derive(Clone, Debug, Args)]
 pub struct AttachArgs {
     #[command(flatten)]
-    pub model: ModelArgs,
-
-    #[command(flatten)]
-    pub place: WhereArgs,
-
-    #[command(flatten)]
     pub ranks: RankChoice,
 
     /// Map the draft of --speculative-config instead of the target.
@@ -393,7 +405,7 @@ pub struct AttachArgs {
     #[arg(long, value_name = "HEX", value_parser = digest)]
     pub checkpoint_digest: Option<[u8; 32]>,
 
-    /// Write each rank as DIR/dp{D}_pp{P}_tp{T}.safetensors.
+    /// Write each rank as DIR/dp{D}_pp{P}_tp{T}.safetensors; DIR must hold no checkpoint.
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
 
@@ -413,6 +425,12 @@ pub struct AttachArgs {
     /// Print JSON, one object for each rank.
     #[arg(long)]
     pub json: bool,
+
+    #[command(flatten)]
+    pub model: ModelArgs,
+
+    #[command(flatten)]
+    pub place: WhereArgs,
 }
 
 /// What mapped weights are compared with.
@@ -437,9 +455,6 @@ pub struct RankChoice {
 
 #[derive(Clone, Debug, Args)]
 pub struct StatusArgs {
-    #[command(flatten)]
-    pub place: WhereArgs,
-
     /// Print JSON, one object for each daemon.
     #[arg(long)]
     pub json: bool,
@@ -453,13 +468,13 @@ pub struct StatusArgs {
         value_parser = pause
     )]
     pub watch: Option<Duration>,
+
+    #[command(flatten)]
+    pub place: WhereArgs,
 }
 
 #[derive(Clone, Debug, Args)]
 pub struct ScrubArgs {
-    #[command(flatten)]
-    pub place: WhereArgs,
-
     /// Only the daemons of the rank with this global number [default: every rank's]
     #[arg(long, value_name = "N")]
     pub rank: Option<u32>,
@@ -467,19 +482,22 @@ pub struct ScrubArgs {
     /// Print JSON, one object for each daemon.
     #[arg(long)]
     pub json: bool,
+
+    #[command(flatten)]
+    pub place: WhereArgs,
 }
 
 #[derive(Clone, Debug, Args)]
 pub struct ReleaseArgs {
-    #[command(flatten)]
-    pub place: WhereArgs,
-
     #[command(flatten)]
     pub ranks: RankChoice,
 
     /// Only if this generation is the current one, as `weightd status` prints it.
     #[arg(long, value_name = "GENERATION", requires = "rank")]
     pub generation: Option<String>,
+
+    #[command(flatten)]
+    pub place: WhereArgs,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -490,15 +508,19 @@ pub struct StopArgs {
 
 #[derive(Clone, Debug, Args)]
 pub struct PlanArgs {
-    /// The checkpoint, a directory or a repository's id, of which no weight is read. It may also come without
-    /// the flag.
-    #[arg(long, short = 'm', value_name = "DIR|ID")]
-    pub model: Option<PathBuf>,
-
     /// The whole world: what each node serves. Nodes are counted by --nnodes, or follow from
     /// --data-parallel-size-local where its multiples fill the world.
     #[arg(long)]
     pub all_nodes: bool,
+
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+
+    /// The checkpoint, a directory or a repository's id, of which no weight is read. It may also come without
+    /// the flag.
+    #[arg(long, short = 'm', value_name = "DIR|ID", help_heading = "Model")]
+    pub model: Option<PathBuf>,
 
     #[command(flatten)]
     pub weights: WeightsArgs,
@@ -508,10 +530,6 @@ pub struct PlanArgs {
 
     #[command(flatten)]
     pub place: WhereArgs,
-
-    /// Print JSON.
-    #[arg(long)]
-    pub json: bool,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -579,3 +597,6 @@ pub struct LoaderArgs {
 /// The channel to the launcher comes as standard input.
 #[derive(Clone, Debug, Args)]
 pub struct ProbeArgs {}
+
+#[cfg(test)]
+mod tests;

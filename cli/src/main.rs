@@ -32,6 +32,7 @@ use confine::no_core_dumps;
 use error::CliError;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::set_name;
 use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -59,6 +60,7 @@ const PANICKED: u8 = 101;
 fn run() -> Result<ExitCode, CliError> {
     let translated = vllm_flags::translate(std::env::args_os(), &Cli::command())?;
     let cli = Cli::parse_from(translated.args);
+    name_process(&cli.command);
     let limited = raise_descriptor_limit();
     // Before the log has its thread.
     let ground = match &cli.command {
@@ -96,6 +98,20 @@ fn run() -> Result<ExitCode, CliError> {
         Command::Loader(args) => loader::run(&args),
         Command::Probe(args) => probe::run(&args),
     }
+}
+
+/// Children are started from `/proc/self/exe`, and would be called `exe` in lists of processes. Called by the main
+/// thread, and before a server is confined.
+fn name_process(command: &Command) {
+    let name = match command {
+        Command::Devices(_) => c"weightd-devices",
+        Command::Server(_) => c"weightd-server",
+        Command::Loader(_) => c"weightd-loader",
+        Command::Probe(_) => c"weightd-probe",
+        _ => return,
+    };
+    // It is for people alone.
+    let _ = set_name(name);
 }
 
 /// Daemons and leases take some descriptors each, in launchers, servers and engines; the soft limit is often 1024.

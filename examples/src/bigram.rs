@@ -5,8 +5,8 @@ use safetensors::SafeTensors;
 use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::path::Path;
 use thiserror::Error;
+use weightd_checkpoint::Checkpoint;
 use weightd_core::content::Dtype;
 use weightd_gpu::Weights;
 
@@ -61,18 +61,11 @@ impl Bigram {
         Bigram::new(Tensors::Weights(Box::new(weights)))
     }
 
-    /// Read from the safetensors files of a directory, without weightd.
-    pub fn read(dir: &Path) -> Result<Bigram, ModelError> {
+    /// Read from the checkpoint's files, without a daemon. Other files may lie beside them.
+    pub fn read(checkpoint: &Checkpoint) -> Result<Bigram, ModelError> {
         let mut tensors = HashMap::new();
-        for entry in fs::read_dir(dir)? {
-            let path = entry?.path();
-            if path
-                .extension()
-                .is_none_or(|extension| extension != "safetensors")
-            {
-                continue;
-            }
-            let bytes = fs::read(&path)?;
+        for file in checkpoint.files() {
+            let bytes = fs::read(&file.path)?;
             for (name, view) in SafeTensors::deserialize(&bytes)?.tensors() {
                 let shape = view.shape().iter().map(|size| *size as u64).collect();
                 if view.dtype() == safetensors::Dtype::BF16 {

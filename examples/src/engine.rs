@@ -2,6 +2,7 @@
 
 use clap::Args;
 use std::error::Error;
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::sync::Arc;
 use weightd_blocking::{EngineRank, LoaderOptions};
@@ -43,7 +44,10 @@ impl Engine {
     }
 }
 
-/// Shows what weightd says: which path a load took, and what becomes of a lease.
+/// Shows what weightd says: which path a load took, and what becomes of a lease. In colours on a terminal alone.
 pub fn log_to_stderr() {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .init();
 }

@@ -331,13 +331,18 @@ fn unknown_architecture(checkpoint: &Checkpoint) -> RuleError {
     }
 }
 
-/// Some of the checkpoint's names with `*` for numbers, those of matrices, and how many more there are.
+/// Some of the checkpoint's names with `*` for numbers, those of matrices where there are any, and how many more there
+/// are.
 fn generic_names(checkpoint: &Checkpoint) -> (Vec<String>, usize) {
-    let matrices = checkpoint
-        .tensors()
-        .iter()
-        .filter(|(_, stored)| stored.shape.len() > 1);
-    let names: BTreeSet<String> = matrices.map(|(name, _)| name::generic(name)).collect();
+    let of_dimensions = |least: usize| -> BTreeSet<String> {
+        let tensors = checkpoint.tensors().iter();
+        let tensors = tensors.filter(|(_, stored)| stored.shape.len() >= least);
+        tensors.map(|(name, _)| name::generic(name)).collect()
+    };
+    let mut names = of_dimensions(2);
+    if names.is_empty() {
+        names = of_dimensions(0);
+    }
     let more = names.len().saturating_sub(LISTED);
     (names.into_iter().take(LISTED).collect(), more)
 }

@@ -12,8 +12,8 @@ pub enum RuleError {
     /// No table has rules for this architecture.
     #[error(
         "architecture {architecture} has no sharding rules; pass them with --tp-plan FILE.json, for example \
-         {{\"{example}\": \"colwise\"}}, which has to cover such names as {}{}; or use one rank. Known are {known}",
-        .tensors.join(", "), unlisted(.more)
+         {{\"{example}\": \"colwise\"}}, which has to cover {}{}; or use one rank. Known are {known}",
+        such_names(.tensors), unlisted(.more)
     )]
     UnknownArchitecture {
         architecture: String,
@@ -35,9 +35,9 @@ pub enum RuleError {
     },
     /// Patterns of a plan that split nothing.
     #[error(
-        "the tensor parallel plan's {} cover{} no tensor of this checkpoint, which has such names as {}: use the \
-         names in the checkpoint",
-        .patterns.join(", "), if .patterns.len() == 1 { "s" } else { "" }, .names.join(", ")
+        "the tensor parallel plan's {} cover{} no tensor of this checkpoint, which has {}: use the names in the \
+         checkpoint",
+        .patterns.join(", "), if .patterns.len() == 1 { "s" } else { "" }, such_names(.names)
     )]
     UnusedPatterns {
         patterns: Vec<String>,
@@ -286,6 +286,13 @@ pub enum RuleError {
          are not the same"
     )]
     Unreadable { what: &'static str, why: String },
+}
+
+fn such_names(names: &[String]) -> String {
+    match names {
+        [] => "no tensors".to_owned(),
+        names => format!("such names as {}", names.join(", ")),
+    }
 }
 
 fn unlisted(more: &usize) -> String {

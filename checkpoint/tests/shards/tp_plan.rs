@@ -111,6 +111,29 @@ fn the_plan_that_an_error_proposes_is_one() {
 }
 
 #[test]
+fn where_no_tensor_is_a_matrix_the_names_of_vectors_are_listed() {
+    let config = json!({ "architectures": ["PlainModel"], "num_hidden_layers": 2 });
+    let checkpoint = Made::new(&config, &[vec![("first.weight".into(), "BF16", vec![8])]]).open();
+    let message = refusal(&checkpoint, &tensor_parallel(2)).to_string();
+    assert!(
+        message.contains(
+            "{\"first\": \"colwise\"}, which has to cover such names as first.weight; or use one rank"
+        ),
+        "{message}"
+    );
+    let options = with(tensor_parallel(2), &json!({ "first": "colwise" }));
+    assert!(plan(&checkpoint, &options).is_ok());
+    let empty = Made::new(&config, &[vec![]]).open();
+    let message = refusal(&empty, &tensor_parallel(2)).to_string();
+    assert!(
+        message.contains("which has to cover no tensors; or use one rank"),
+        "{message}"
+    );
+    let message = refusal(&empty, &options).to_string();
+    assert!(message.contains("which has no tensors: "), "{message}");
+}
+
+#[test]
 fn a_plan_splits_an_unknown_architecture_over_ranks_and_stages() {
     let checkpoint = unknown();
     let plan = plan(&checkpoint, &with(world(2, 2, 1), &mamba())).unwrap();

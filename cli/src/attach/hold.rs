@@ -42,5 +42,12 @@ fn line(rank: u32, event: &LeaseEvent, json: bool) -> String {
         });
         return event.to_string();
     }
-    format!("rank {rank}: {event}")
+    match event {
+        // Why is in the log.
+        LeaseEvent::Lost { generation, .. } => format!(
+            "rank {rank}: daemon lost: generation {generation} stays mapped until this ends, and is leased again where a \
+             daemon serves it; what was loaded anew is another, attach again for that"
+        ),
+        event => format!("rank {rank}: {event}"),
+    }
 }

@@ -2,6 +2,7 @@
 
 mod hold;
 mod report;
+mod target;
 
 use crate::args::{AttachArgs, VerifyArg};
 use crate::devices::Finder;
@@ -16,10 +17,10 @@ use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use weightd_blocking::{Binding, Endpoint, Loaded, Loader, digest};
+use weightd_blocking::{Binding, Endpoint, LoadError, Loaded, Loader, digest};
 use weightd_checkpoint::{Checkpoint, LoadOptions, Progress, Rank, scrub, verify};
 use weightd_core::content::{Key, Role};
-use weightd_core::machine::AttachOptions;
+use weightd_core::machine::{AttachError, AttachOptions};
 use weightd_core::time::Span;
 use weightd_gpu::Weights;
 use weightd_socket::credentials::our_uid;
@@ -32,6 +33,9 @@ struct Mapped {
 }
 
 pub fn run(args: &AttachArgs) -> Result<ExitCode, CliError> {
+    if let Some(dir) = &args.save {
+        target::check(dir)?;
+    }
     let model = chosen_model(args)?;
     let ranks: Vec<_> = model.members.iter().map(|(_, rank)| *rank).collect();
     let checkpoint = Arc::new(model.open()?);
@@ -174,8 +178,13 @@ fn attach(
     let digest = Arc::clone(digest);
     let loader = Loader::from(Binding::with(endpoint, options, key, move || digest.get()));
     let global_rank = rank.placement.global_rank;
-    let attached = loader.attach();
-    attached.map_err(|error| CliError::Failure(format!("rank {global_rank}: {error}")))
+    loader.attach().map_err(|error| {
+        let patience = match &error {
+            LoadError::Attach(AttachError::Unavailable { .. }) if args.wait == 0 => " (--wait SECONDS)",
+            _ => "",
+        };
+        CliError::Failure(format!("rank {global_rank}: {error}{patience}"))
+    })
 }
 
 /// What an engine would bring: its checkpoint's digest, computed once for all ranks.

@@ -205,14 +205,20 @@ impl Translation {
             bytes == b"--model" || bytes.starts_with(b"--model=") || bytes.starts_with(b"-m")
         };
         let given = self.args.iter().any(given);
-        let extra = if given { Some(model.clone()) } else { loose.next() };
+        let (named, extra) = match given {
+            true => (String::new(), Some(model.clone())),
+            false => (format!(", {model:?}"), loose.next()),
+        };
         if let Some(extra) = extra {
             let mut flags = self.args.iter().filter_map(|arg| arg.to_str());
             // Perhaps it was meant for a value.
             let untied = flags.find(|flag| self.known.is_untied(flag));
-            let tie = untied.map_or_else(String::new, |flag| format!("; {}", tie(flag, "VALUE")));
+            let hint = match untied {
+                Some(flag) => tie(flag, "VALUE"),
+                None => "if one of them was meant for a flag's value, that flag takes none".to_owned(),
+            };
             return Err(CliError::Usage(format!(
-                "unexpected argument {extra:?}: the model is named already{tie}"
+                "unexpected argument {extra:?}: the model is named already{named}; {hint}"
             )));
         }
         self.args.push(with_value("--model", &model));

@@ -119,7 +119,10 @@ fn a_value_that_had_to_be_tied_to_its_flag_is_no_model() {
         "attach --verify --model=checksums",
     );
     let extra = translated("attach m n").unwrap_err();
-    assert!(extra.ends_with("the model is named already"), "{extra}");
+    assert!(
+        extra.contains("\"n\": the model is named already, \"m\""),
+        "{extra}"
+    );
 }
 
 #[test]
@@ -290,4 +293,22 @@ proptest! {
             prop_assert_eq!(twice.ignored, [""; 0]);
         }
     }
+}
+
+#[test]
+fn a_word_after_a_flag_that_takes_none_is_said_to_be_the_model() {
+    for given in ["digest --recompute true m", "preload -ep true m"] {
+        let error = translated(given).unwrap_err();
+        assert!(
+            error.starts_with("unexpected argument \"m\": the model is named already, \"true\""),
+            "{given}: {error}"
+        );
+        assert!(error.ends_with("that flag takes none"), "{given}: {error}");
+    }
+    let error = translated("digest --model m --recompute true").unwrap_err();
+    assert!(
+        error.starts_with("unexpected argument \"true\": the model is named already; "),
+        "{error}"
+    );
+    assert!(error.ends_with("that flag takes none"), "{error}");
 }

@@ -5,6 +5,7 @@ use crate::harness::*;
 use crate::http::{get, post};
 use rustix::process::Signal;
 use serde_json::Value;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -80,6 +81,32 @@ fn a_synchronous_engine_generates_the_same_from_cache_copy_and_disk_and_says_whi
         7,
         "eight tokens: {from_disk:?}"
     );
+}
+
+#[test]
+fn an_engine_reads_what_the_checkpoint_lists_and_nothing_that_lies_beside_it() {
+    let site = Site::new();
+    let plain = run("engine_blocking", &site, &model("llama"), &[]);
+    let copy = copy_of(&model("llama"), &site.path().join("copy"));
+    fs::write(copy.join("other.safetensors"), "no such format").unwrap();
+    let beside = run("engine_blocking", &site, &copy, &[]);
+    assert_eq!(beside.stdout, plain.stdout);
+}
+
+#[test]
+fn each_example_says_what_it_does_and_colours_no_file() {
+    let (site, model) = (Site::new(), model("llama"));
+    for (name, does) in [
+        ("engine_blocking", "A synchronous engine"),
+        ("engine_publishing", "An engine that quantizes"),
+        ("server_tokio", "An async inference server"),
+    ] {
+        let help = run(name, &site, &model, &["--help"]);
+        assert!(help.stdout.starts_with(does), "{help:?}");
+    }
+    let logged = run("engine_blocking", &site, &model, &[]);
+    assert!(logged.stderr.contains("WARN"), "{logged:?}");
+    assert!(!logged.stderr.contains('\x1b'), "{logged:?}");
 }
 
 #[test]

@@ -467,6 +467,12 @@ fn parent(pid: u32) -> Option<u32> {
     stat(pid)?.split(' ').nth(1)?.parse().ok()
 }
 
+/// What lists of processes call it.
+pub fn name_of(pid: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+    name.trim_end().to_owned()
+}
+
 fn arg0(pid: u32) -> String {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let first = line.split(|byte| *byte == 0).next().unwrap_or_default();

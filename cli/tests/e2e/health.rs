@@ -252,3 +252,14 @@ fn a_flood_and_clients_that_never_ask_hold_up_neither_health_nor_engines() {
     assert!(probes < 150.0, "{probes} probes for 300 questions");
     drop(stalled);
 }
+
+#[test]
+fn a_host_without_a_port_is_refused() {
+    let site = Site::new();
+    for host in ["--health-host", "--weight-cache-health-host"] {
+        let ran = site.run(&["serve", host, "0.0.0.0"]);
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        assert!(ran.stderr.contains("--health-port <PORT>"), "{ran:?}");
+    }
+    site.assert_clean();
+}

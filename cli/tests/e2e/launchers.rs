@@ -171,3 +171,15 @@ fn of_two_launchers_that_start_at_the_same_moment_one_serves_each_of_a_hundred_t
         site.assert_clean();
     }
 }
+
+#[test]
+fn lists_of_processes_call_each_child_by_what_it_is() {
+    let site = Site::new();
+    let model = large_checkpoint(&site.path().join("model"), 256 << 20);
+    let mut launcher = site.start(site.on_model("preload", &model, 1, &[]));
+    let loader = launcher.child("loader");
+    wait_until("the loader has its name", || name_of(loader) == "weightd-loader");
+    launcher.ready();
+    assert_eq!(name_of(launcher.child("server")), "weightd-server");
+    assert_eq!(name_of(launcher.pid()), "weightd");
+}

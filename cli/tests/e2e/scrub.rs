@@ -48,11 +48,22 @@ fn without_checksums_it_says_how_to_get_them() {
     let _launcher = site.preload(&model("llama"), 1, &[]);
     let ran = site.run(&["scrub"]);
     assert_eq!(ran.code, Some(1), "{ran:?}");
-    assert!(ran.stdout.contains("preload them with --checksums"), "{ran:?}");
+    assert!(
+        ran.stdout.contains("`weightd preload --checksums` takes them"),
+        "{ran:?}"
+    );
     let error = site
         .attach(&model("llama"), 1, &["--all", "--verify=checksums"])
         .error(1);
-    assert!(error.contains("preload them with --checksums"), "{error}");
+    assert!(
+        error.contains("`weightd preload --checksums` takes them"),
+        "{error}"
+    );
+    // Nobody could load again what was published.
+    assert!(
+        error.contains("what engines publish has none") && !error.contains("stop"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -200,6 +200,34 @@ fn a_tied_head_is_listed_as_an_alias_of_the_embedding_though_no_file_has_it() {
 }
 
 #[test]
+fn a_checkpoints_directory_is_no_place_to_save_to() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let copy = copy_of(&model, &site.path().join("copy"));
+    let _launcher = site.preload(&model, 1, &[]);
+    let names = || {
+        fs::read_dir(&copy)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect::<BTreeSet<_>>()
+    };
+    let before = names();
+    let error = site
+        .attach(&copy, 1, &["--all", "--save", copy.to_str().unwrap()])
+        .error(2);
+    assert!(
+        error.contains("it holds a checkpoint (") && error.ends_with("name another directory"),
+        "{error}"
+    );
+    assert_eq!(names(), before);
+    // What was saved may be saved again.
+    let save = site.path().join("saved");
+    for _ in 0..2 {
+        let ran = site.attach(&model, 1, &["--all", "--save", save.to_str().unwrap()]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+    }
+}
+
+#[test]
 fn however_often_engines_attach_nobody_reads_the_checkpoint_again() {
     let (site, model) = (Site::new(), model("llama"));
     let launcher = site.preload(&model, 2, &[]);

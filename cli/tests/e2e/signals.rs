@@ -180,6 +180,27 @@ fn a_holder_ends_with_its_signal() {
 }
 
 #[test]
+fn a_holder_says_on_stdout_what_becomes_of_a_lost_lease_and_in_its_log_why_it_was_lost() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let mut launcher = site.preload(&model, 1, &[]);
+    let mut holder = site.start(site.on_model("attach", &model, 1, &["--all", "--hold"]));
+    assert!(holder.line().starts_with("rank 0: "));
+    launcher.signal(Signal::INT);
+    assert_eq!(launcher.code(), 130);
+    let line = holder.line();
+    assert!(
+        line.starts_with("rank 0: daemon lost: generation ") && line.contains(" leased again where "),
+        "{line}"
+    );
+    assert!(!line.contains("no daemon serves"), "{line}");
+    holder.says("no daemon serves");
+    holder.signal(Signal::INT);
+    assert_eq!(holder.code(), 130);
+    assert_eq!(holder.line(), "");
+    assert_eq!(holder.log().matches("daemon lost").count(), 1, "{}", holder.log());
+}
+
+#[test]
 fn a_server_that_does_not_end_is_killed_and_the_exit_code_says_that_something_was_wrong() {
     let (site, model) = (Site::new(), model("qwen3"));
     let mut launcher = site.preload(&model, 1, &[]);

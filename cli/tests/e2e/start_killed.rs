@@ -97,7 +97,10 @@ fn engines_find_nobody_before_all_is_loaded() {
     let (mut launcher, loader) = half_way(&site);
     let model = site.path().join("model");
     let error = site.attach(&model, 1, &["--all"]).error(1);
-    assert!(error.contains("no daemon serves"), "{error}");
+    assert!(
+        error.contains("no daemon serves") && error.ends_with("wait until it is ready (--wait SECONDS)"),
+        "{error}"
+    );
     assert!(site.status().is_empty());
     let patient = site.start(site.on_model("attach", &model, 1, &["--all", "--wait", "60"]));
     signal(loader, Signal::CONT);
