@@ -34,7 +34,8 @@ pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
         }
     };
     let (_, before) = find(&args.place)?;
-    let owned = control_sockets(dir.path(), args.place.instance.as_deref()).map_err(CliError::failure)?;
+    let owned =
+        control_sockets(dir.path(), args.place.instance.as_deref()).map_err(node::cannot_list(dir.path()))?;
     let (mut stopped, mut failed) = (0, Vec::new());
     for (control, sockets) in &owned {
         match stop(control, sockets) {
@@ -43,7 +44,7 @@ pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
         }
     }
     if args.place.instance.is_none() {
-        remove_stale_controls(dir.path()).map_err(CliError::failure)?;
+        remove_stale_controls(dir.path()).map_err(node::cannot_list(dir.path()))?;
     }
     let is_told = |socket| failed.iter().any(|(sockets, _)| sockets.contains(socket));
     let mut wrong: Vec<String> = failed.iter().map(|(_, error)| error.to_string()).collect();

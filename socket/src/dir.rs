@@ -5,6 +5,7 @@ use crate::credentials::{OverflowUid, our_uid};
 use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, lstat, mkdir, openat};
 use rustix::io::Errno;
 use std::ffi::OsStr;
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -129,8 +130,9 @@ fn make(path: &Path, origin: Origin) -> Result<(), IoError> {
 fn check(path: PathBuf, origin: Origin, ours: u32) -> Result<SocketDir, DirError> {
     // O_PATH: a foreign directory is to be named as that, not as one that cannot be read.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let stat = match openat(CWD, &path, flags, Mode::empty()).and_then(fstat) {
-        Ok(stat) => stat,
+    let opened = openat(CWD, &path, flags, Mode::empty()).and_then(|dir| Ok((fstat(&dir)?, dir)));
+    let (stat, dir) = match opened {
+        Ok(opened) => opened,
         Err(Errno::NOENT) => return Err(DirError::Absent { path }),
         Err(Errno::NOTDIR) => {
             let is_symlink =
@@ -156,7 +158,20 @@ fn check(path: PathBuf, origin: Origin, ours: u32) -> Result<SocketDir, DirError
             mode: stat.st_mode & 0o7777,
         });
     }
-    Ok(SocketDir { path })
+    // Where we may not look a name up, nothing in it is absent.
+    match openat(&dir, ".", flags, Mode::empty()) {
+        Ok(_) => Ok(SocketDir { path }),
+        Err(errno) => Err(IoError::when("look into the socket directory", &path)(closed(errno)).into()),
+    }
+}
+
+/// The failure to look into a directory that is ours, with what to do about it.
+fn closed(errno: Errno) -> io::Error {
+    let error = io::Error::from(errno);
+    match errno {
+        Errno::ACCESS => io::Error::new(error.kind(), format!("{error}: chmod 0700 it")),
+        _ => error,
+    }
 }
 
 #[cfg(test)]

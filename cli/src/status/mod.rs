@@ -87,7 +87,7 @@ pub fn find(place: &WhereArgs) -> Result<(PathBuf, Vec<Found>), CliError> {
         Ok(dir) => dir,
         Err(absent) => return Ok((absent, Vec::new())),
     };
-    let sockets = list(dir.path()).map_err(CliError::failure)?;
+    let sockets = list(dir.path()).map_err(node::cannot_list(dir.path()))?;
     let of_instance = |socket: &PathBuf| {
         let instance = Named::from_path(socket).and_then(|named| named.instance);
         place.instance.is_none() || place.instance == instance
