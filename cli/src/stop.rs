@@ -5,7 +5,7 @@ use crate::args::StopArgs;
 use crate::error::CliError;
 use crate::node::{self, no_daemons};
 use crate::output::say;
-use crate::owners::{control_sockets, end_if_never_led, remove_stale_control, remove_stale_controls};
+use crate::owners::{Living, control_sockets, end_if_never_led, remove_stale_control, remove_stale_controls};
 use crate::status::{Found, find};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -65,9 +65,17 @@ pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
 /// Stops a launcher and its server, whoever of them is there, and waits until its daemons' names are free; how many.
 fn stop(control: &Path, sockets: &[PathBuf]) -> Result<usize, CliError> {
     let until = Instant::now() + ENDS_WITHIN;
-    if !ask_to_stop(control, until)? {
-        remove_stale(control, sockets);
-        return Ok(0);
+    let asked = ask_to_stop(control, until).map_err(|error| {
+        let living = sockets
+            .first()
+            .map_or_else(Living::default, |socket| Living::of(socket));
+        CliError::Failure(format!("{error}{}", living.advice()))
+    });
+    if !asked? {
+        return match remove_stale(control, sockets) {
+            Some(held) => out_of_reach(held),
+            None => Ok(0),
+        };
     }
     for socket in sockets {
         wait_until_free(control, socket, until)?;
@@ -75,6 +83,20 @@ fn stop(control: &Path, sockets: &[PathBuf]) -> Result<usize, CliError> {
     // A launcher that was killed could not.
     remove_stale_control(control);
     Ok(sockets.len())
+}
+
+/// Of a name that is held by a process which no control socket leads to: what to do, where it is seen.
+fn out_of_reach(socket: &Path) -> Result<usize, CliError> {
+    let living = Living::of(socket);
+    // The launcher ends its server, and a server alone is ended by itself.
+    match living.launcher.or(living.server) {
+        Some(pid) => Err(CliError::Failure(format!(
+            "{} is held by process {pid}, whose control socket is gone, removed perhaps by a cleaner: end it with `kill {pid}`, or \
+             where it hangs `kill -9 {pid}`",
+            socket.display()
+        ))),
+        None => Ok(0),
+    }
 }
 
 /// Of a daemon that served before and whose server still does: what to do, since no lock file leads to it.
@@ -99,11 +121,12 @@ fn unreachable(before: &Found) -> Option<String> {
 }
 
 /// Removes the names of a launcher and a server that were both killed; not those that are another
-/// launcher's by now.
-fn remove_stale(control: &Path, sockets: &[PathBuf]) {
+/// launcher's by now. One that they hold still is returned.
+fn remove_stale<'a>(control: &Path, sockets: &'a [PathBuf]) -> Option<&'a Path> {
     // The locks of a process that is ending are free a moment after nobody listens any more.
     let until = Instant::now() + LOCKS_FREE_WITHIN;
     let is_theirs = |owner: &Owner| control.ends_with(&owner.control);
+    let mut held = None;
     for socket in sockets {
         loop {
             match Lock::acquire(socket) {
@@ -112,9 +135,11 @@ fn remove_stale(control: &Path, sockets: &[PathBuf]) {
                     let _ = listen::remove(&lock);
                     break;
                 }
-                Err(LockError::AlreadyOwned { owner, .. })
-                    if owner.as_ref().is_some_and(is_theirs) && Instant::now() < until =>
-                {
+                Err(LockError::AlreadyOwned { owner, .. }) if owner.as_ref().is_some_and(is_theirs) => {
+                    if Instant::now() >= until {
+                        held = Some(socket.as_path());
+                        break;
+                    }
                     sleep(PAUSE);
                 }
                 Err(_) => break,
@@ -122,6 +147,7 @@ fn remove_stale(control: &Path, sockets: &[PathBuf]) {
         }
     }
     remove_stale_control(control);
+    held
 }
 
 /// False where nobody is left to be asked.

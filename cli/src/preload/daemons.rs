@@ -3,7 +3,7 @@
 use super::Setup;
 use crate::error::CliError;
 use crate::node::{self, LocalRank};
-use crate::owners::remove_stale_control;
+use crate::owners::{Living, remove_stale_control, stop_command};
 use crate::process::has_ended;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -49,7 +49,7 @@ pub struct Daemons {
 #[derive(Debug)]
 pub enum NotLocked {
     Lock(LockError),
-    /// It is another launcher's.
+    /// It is held by others, who are named.
     Led(String),
 }
 
@@ -362,9 +362,9 @@ pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Own
                 Behind::Server(server) => {
                     let launcher = server.launcher_pid;
                     error = NotLocked::Led(format!(
-                        "launcher {launcher} already owns {}: stop it with `weightd stop --socket-dir {}`, or choose another --instance",
+                        "launcher {launcher} already owns {}: stop it with {}, or choose another --instance",
                         socket.display(),
-                        dir.display()
+                        stop_command(dir, socket)
                     ));
                     // The server may not have noticed yet that it has.
                     if !has_ended(launcher) {
@@ -380,7 +380,24 @@ pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Own
                     );
                     within = LOST_ENDS_WITHIN;
                 }
-                Behind::Nothing | Behind::Silent => {}
+                Behind::Nothing => {
+                    error = held(
+                        dir,
+                        socket,
+                        &owner,
+                        "its control socket is gone: end it with `kill",
+                    )
+                    .unwrap_or(error)
+                }
+                Behind::Silent => {
+                    error = held(
+                        dir,
+                        socket,
+                        &owner,
+                        "it does not answer: try again, or end it with `kill -9",
+                    )
+                    .unwrap_or(error)
+                }
             }
         }
         if begin.elapsed() >= within {
@@ -388,6 +405,30 @@ pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Own
         }
         sleep(PAUSE);
     }
+}
+
+/// That a name is held by those who live of its owner and his server. `why` is for a server alone, and ends in the
+/// command that ends it.
+fn held(dir: &Path, socket: &Path, owner: &Owner, why: &str) -> Option<NotLocked> {
+    let name = socket.display();
+    let text = match Living::of(socket) {
+        Living {
+            launcher: None,
+            server: Some(server),
+        } => format!(
+            "the server (pid {server}) of a launcher that was killed (pid {}) already owns {name}, and {why} {server}`",
+            owner.pid
+        ),
+        Living {
+            launcher: Some(launcher),
+            ..
+        } => format!(
+            "launcher {launcher} already owns {name}: stop it with {}, or choose another --instance",
+            stop_command(dir, socket)
+        ),
+        Living { .. } => return None,
+    };
+    Some(NotLocked::Led(text))
 }
 
 /// What is behind a control socket.
@@ -414,11 +455,11 @@ impl Orphan {
     /// Why this launcher does not go on with it, and what to do about it.
     pub fn not_adopted(&self, dir: &Path, why: &str) -> CliError {
         CliError::Failure(format!(
-            "the server (pid {}) of a launcher that was killed (pid {}) still serves and already owns {}, and cannot be adopted: {why}; end it with `weightd stop --socket-dir {}`",
+            "the server (pid {}) of a launcher that was killed (pid {}) still serves and already owns {}, and cannot be adopted: {why}; end it with {}",
             self.pid,
             self.owner.pid,
             self.socket.display(),
-            dir.display()
+            stop_command(dir, &self.socket)
         ))
     }
 }

@@ -11,6 +11,7 @@ use crate::args::{StatusArgs, WhereArgs};
 use crate::error::CliError;
 use crate::node;
 use crate::output::say;
+use crate::owners::Living;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
@@ -30,6 +31,8 @@ pub struct Found {
     pub status: Result<DaemonStatus, String>,
     /// Absent where the server is of an older release.
     pub activity: Option<Activity>,
+    /// Of one that did not answer.
+    living: Living,
 }
 
 impl Found {
@@ -110,13 +113,20 @@ pub fn find(place: &WhereArgs) -> Result<(PathBuf, Vec<Found>), CliError> {
 
 /// `None` for a socket that a killed launcher and server left behind: nobody listens there.
 fn ask(socket: PathBuf) -> Option<Found> {
+    let mut living = Living::default();
     let status = match status(&socket) {
         Err(RequestError::Connect(ConnectError::Absent { .. })) => return None,
         Ok(Message::DaemonStatus(status)) => Ok(status),
         Ok(other) => Err(format!("answered with a {} message", other.name())),
-        // Whoever says it names the socket.
-        Err(RequestError::Ask { error, .. }) => Err(error.to_string()),
-        Err(error) => Err(error.to_string()),
+        Err(error) => {
+            living = Living::of(&socket);
+            let why = match error {
+                // Whoever says it names the socket.
+                RequestError::Ask { error, .. } => error.to_string(),
+                error => error.to_string(),
+            };
+            Err(why + &living.advice())
+        }
     };
     let activity = match status
         .is_ok()
@@ -129,6 +139,7 @@ fn ask(socket: PathBuf) -> Option<Found> {
         socket,
         status,
         activity,
+        living,
     })
 }
 

@@ -49,3 +49,4 @@ mod start_killed;
 mod status;
 mod store;
 mod strangers;
+mod unreachable;
