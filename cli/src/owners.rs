@@ -4,12 +4,14 @@ use crate::process::{is_launcher, server_behind};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use weightd_blocking::request::request;
+use weightd_blocking::request::{RequestError, request};
+use weightd_core::machine::AskError;
 use weightd_core::time::Span;
 use weightd_core::wire::Message;
 use weightd_core::wire::message::{GetStatus, Lead};
+use weightd_socket::connect::{ConnectError, connect};
 use weightd_socket::listen;
-use weightd_socket::lock::{Lock, read_owner};
+use weightd_socket::lock::{Lock, Owner, read_owner};
 use weightd_socket::path::Named;
 
 /// Who lives of those that own a socket's name, as far as its lock file and this pid namespace show: nobody has to
@@ -22,10 +24,24 @@ pub struct Living {
 
 impl Living {
     pub fn of(socket: &Path) -> Living {
-        read_owner(socket).map_or_else(Living::default, |owner| Living {
+        let Some(owner) = read_owner(socket) else {
+            return Living::default();
+        };
+        let control = socket.with_file_name(&owner.control);
+        let mut living = Living::of_holder(&control, &owner);
+        // What an owner wrote stays when it has ended, and its number may be another launcher's by now.
+        if is_gone(&control) {
+            living.launcher = None;
+        }
+        living
+    }
+
+    /// The same of an owner whose lock is known to be held, so that what it wrote is true.
+    pub fn of_holder(control: &Path, owner: &Owner) -> Living {
+        Living {
             launcher: Some(owner.pid).filter(|pid| is_launcher(*pid)),
-            server: server_behind(&socket.with_file_name(owner.control)),
-        })
+            server: server_behind(control),
+        }
     }
 
     /// What to do where they do not answer, to follow what says so; empty where nobody is seen.
@@ -41,6 +57,20 @@ impl Living {
                  {server}`"
             ),
         }
+    }
+}
+
+/// Whether nobody listens at a control socket, as its launcher and server both do until they end.
+pub fn is_gone(control: &Path) -> bool {
+    matches!(connect(control), Err(ConnectError::Absent { .. }))
+}
+
+/// Whether somebody was reached who does not answer.
+pub fn is_silent(error: &RequestError) -> bool {
+    match error {
+        RequestError::Connect(error) => matches!(error, ConnectError::Busy { .. }),
+        RequestError::Ask { error, .. } => matches!(error, AskError::Timeout(_)),
+        _ => false,
     }
 }
 

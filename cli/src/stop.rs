@@ -5,12 +5,16 @@ use crate::args::StopArgs;
 use crate::error::CliError;
 use crate::node::{self, no_daemons};
 use crate::output::say;
-use crate::owners::{Living, control_sockets, end_if_never_led, remove_stale_control, remove_stale_controls};
+use crate::owners::{
+    Living, control_sockets, end_if_never_led, is_gone, is_silent, remove_stale_control,
+    remove_stale_controls,
+};
 use crate::status::{Found, find};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+use tracing::warn;
 use weightd_blocking::request::{RequestError, request};
 use weightd_core::machine::AskError;
 use weightd_core::time::Span;
@@ -18,7 +22,7 @@ use weightd_core::wire::Message;
 use weightd_core::wire::message::{ErrorCode, GetStatus, Stop};
 use weightd_socket::connect::ConnectError;
 use weightd_socket::listen;
-use weightd_socket::lock::{Lock, LockError, Owner};
+use weightd_socket::lock::{Lock, LockError, Owner, read_owner};
 
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
 const LOCKS_FREE_WITHIN: Duration = Duration::from_secs(1);
@@ -65,15 +69,9 @@ pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
 /// Stops a launcher and its server, whoever of them is there, and waits until its daemons' names are free; how many.
 fn stop(control: &Path, sockets: &[PathBuf]) -> Result<usize, CliError> {
     let until = Instant::now() + ENDS_WITHIN;
-    let asked = ask_to_stop(control, until).map_err(|error| {
-        let living = sockets
-            .first()
-            .map_or_else(Living::default, |socket| Living::of(socket));
-        CliError::Failure(format!("{error}{}", living.advice()))
-    });
-    if !asked? {
+    if !ask_to_stop(control, sockets, until)? {
         return match remove_stale(control, sockets) {
-            Some(held) => out_of_reach(held),
+            Some(held) => out_of_reach(control, held),
             None => Ok(0),
         };
     }
@@ -85,14 +83,14 @@ fn stop(control: &Path, sockets: &[PathBuf]) -> Result<usize, CliError> {
     Ok(sockets.len())
 }
 
-/// Of a name that is held by a process which no control socket leads to: what to do, where it is seen.
-fn out_of_reach(socket: &Path) -> Result<usize, CliError> {
-    let living = Living::of(socket);
+/// Of a name that is held though nobody listens at the control socket: what to do, where it is seen who holds it.
+fn out_of_reach(control: &Path, socket: &Path) -> Result<usize, CliError> {
+    let living = read_owner(socket).map(|owner| Living::of_holder(control, &owner));
     // The launcher ends its server, and a server alone is ended by itself.
-    match living.launcher.or(living.server) {
+    match living.and_then(|living| living.launcher.or(living.server)) {
         Some(pid) => Err(CliError::Failure(format!(
-            "{} is held by process {pid}, whose control socket is gone, removed perhaps by a cleaner: end it with `kill {pid}`, or \
-             where it hangs `kill -9 {pid}`",
+            "{} is held by process {pid}, whose control socket is gone, removed perhaps by a cleaner: end it with \
+             `kill {pid}`, or where it hangs `kill -9 {pid}`",
             socket.display()
         ))),
         None => Ok(0),
@@ -151,7 +149,7 @@ fn remove_stale<'a>(control: &Path, sockets: &'a [PathBuf]) -> Option<&'a Path> 
 }
 
 /// False where nobody is left to be asked.
-fn ask_to_stop(control: &Path, until: Instant) -> Result<bool, CliError> {
+fn ask_to_stop(control: &Path, sockets: &[PathBuf], until: Instant) -> Result<bool, CliError> {
     loop {
         match request(control, Stop {}, Span::secs(5)) {
             Ok(_) => return Ok(true),
@@ -172,7 +170,11 @@ fn ask_to_stop(control: &Path, until: Instant) -> Result<bool, CliError> {
                 }
                 sleep(PAUSE);
             }
-            Err(error) => return Err(CliError::failure(error)),
+            Err(error) => {
+                let silent = sockets.first().filter(|_| is_silent(&error));
+                let advice = silent.map_or_else(String::new, |socket| Living::of(socket).advice());
+                return Err(CliError::Failure(format!("{error}{advice}")));
+            }
         }
     }
 }
@@ -184,7 +186,18 @@ fn wait_until_free(control: &Path, socket: &Path, until: Instant) -> Result<(), 
     loop {
         match Lock::acquire(socket) {
             // They remove it themselves, unless they were killed meanwhile.
-            Ok(lock) => return listen::remove(&lock).map_err(CliError::failure),
+            Ok(lock) => {
+                if let Err(error) = listen::remove(&lock) {
+                    warn!("in the way of the next start: {error}; remove it");
+                }
+                return Ok(());
+            }
+            // Whether it is held cannot be told.
+            Err(error @ LockError::Foreign { .. }) if is_gone(control) => {
+                warn!("in the way of the next start: {error}");
+                return Ok(());
+            }
+            Err(LockError::Foreign { .. }) if Instant::now() < until => sleep(PAUSE),
             Err(LockError::AlreadyOwned { .. }) if Instant::now() < until => {
                 if Instant::now() >= ask_at {
                     // Whether it was heard shows in the lock.

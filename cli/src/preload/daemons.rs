@@ -350,6 +350,7 @@ pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Own
             Err(error @ LockError::AlreadyOwned { .. }) => NotLocked::Lock(error),
             Err(error) => return Err(NotLocked::Lock(error)),
         };
+        let mut unreached = None;
         if let Some(owner) = owner {
             match server_of(dir, &owner) {
                 Behind::Server(server) if server.launcher_pid == 0 => {
@@ -361,11 +362,7 @@ pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Own
                 }
                 Behind::Server(server) => {
                     let launcher = server.launcher_pid;
-                    error = NotLocked::Led(format!(
-                        "launcher {launcher} already owns {}: stop it with {}, or choose another --instance",
-                        socket.display(),
-                        stop_command(dir, socket)
-                    ));
+                    error = NotLocked::Led(led(launcher, dir, socket));
                     // The server may not have noticed yet that it has.
                     if !has_ended(launcher) {
                         return Err(error);
@@ -380,55 +377,44 @@ pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Own
                     );
                     within = LOST_ENDS_WITHIN;
                 }
-                Behind::Nothing => {
-                    error = held(
-                        dir,
-                        socket,
-                        &owner,
-                        "its control socket is gone: end it with `kill",
-                    )
-                    .unwrap_or(error)
-                }
-                Behind::Silent => {
-                    error = held(
-                        dir,
-                        socket,
-                        &owner,
-                        "it does not answer: try again, or end it with `kill -9",
-                    )
-                    .unwrap_or(error)
-                }
+                behind @ (Behind::Nothing | Behind::Silent) => unreached = Some((owner, behind)),
             }
         }
         if begin.elapsed() >= within {
-            return Err(error);
+            let held = unreached.and_then(|(owner, behind)| held(dir, socket, &owner, &behind));
+            return Err(held.unwrap_or(error));
         }
         sleep(PAUSE);
     }
 }
 
-/// That a name is held by those who live of its owner and his server. `why` is for a server alone, and ends in the
-/// command that ends it.
-fn held(dir: &Path, socket: &Path, owner: &Owner, why: &str) -> Option<NotLocked> {
+/// That a name is held by its owner, or his server, whom nobody reaches; `None` where neither is seen here.
+fn held(dir: &Path, socket: &Path, owner: &Owner, behind: &Behind) -> Option<NotLocked> {
     let name = socket.display();
-    let text = match Living::of(socket) {
-        Living {
-            launcher: None,
-            server: Some(server),
-        } => format!(
-            "the server (pid {server}) of a launcher that was killed (pid {}) already owns {name}, and {why} {server}`",
-            owner.pid
-        ),
-        Living {
-            launcher: Some(launcher),
-            ..
-        } => format!(
-            "launcher {launcher} already owns {name}: stop it with {}, or choose another --instance",
-            stop_command(dir, socket)
-        ),
-        Living { .. } => return None,
+    let living = Living::of_holder(&dir.join(&owner.control), owner);
+    let text = match (living.launcher, living.server) {
+        (None, None) => return None,
+        (Some(launcher), _) => led(launcher, dir, socket),
+        (None, Some(server)) => {
+            let why = match behind {
+                Behind::Nothing => format!("its control socket is gone: end it with `kill {server}`"),
+                _ => format!("it does not answer: try again, or end it with `kill -9 {server}`"),
+            };
+            format!(
+                "the server (pid {server}) of a launcher that was killed (pid {}) already owns {name}, and {why}",
+                owner.pid
+            )
+        }
     };
     Some(NotLocked::Led(text))
+}
+
+fn led(launcher: u32, dir: &Path, socket: &Path) -> String {
+    format!(
+        "launcher {launcher} already owns {}: stop it with {}, or choose another --instance",
+        socket.display(),
+        stop_command(dir, socket)
+    )
 }
 
 /// What is behind a control socket.

@@ -5,16 +5,18 @@ mod holders;
 mod json;
 mod servers;
 mod table;
+mod unseen;
 mod watch;
 
 use crate::args::{StatusArgs, WhereArgs};
 use crate::error::CliError;
 use crate::node;
 use crate::output::say;
-use crate::owners::Living;
+use crate::owners::{Living, is_silent};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
+use unseen::LOADING;
 use weightd_blocking::request::{RequestError, request};
 use weightd_core::content::Role;
 use weightd_core::time::Span;
@@ -31,7 +33,8 @@ pub struct Found {
     pub status: Result<DaemonStatus, String>,
     /// Absent where the server is of an older release.
     pub activity: Option<Activity>,
-    /// Of one that did not answer.
+    /// Of one that did not answer: what is shown of it, and who lives of those that hold its name.
+    state: &'static str,
     living: Living,
 }
 
@@ -40,37 +43,46 @@ impl Found {
     pub fn role(&self) -> Option<Role> {
         self.status.as_ref().ok().map(|status| status.info.key.role)
     }
+
+    /// What is wrong with it: one that is not loaded yet will serve.
+    fn fault(&self) -> Option<String> {
+        let why = self.status.as_ref().err().filter(|_| self.state != LOADING)?;
+        Some(format!("{}: {why}", self.socket.display()))
+    }
 }
 
 pub fn run(args: &StatusArgs) -> Result<ExitCode, CliError> {
     if let Some(every) = args.watch {
         return watch::run(args, every);
     }
-    let (dir, found) = find(&args.place)?;
+    let (dir, found) = all(&args.place)?;
     if args.json {
         say_json(&found)?;
     } else {
         say(text(&args.place, &dir, &found))?;
     }
-    let silent = found
-        .iter()
-        .filter_map(|found| Some((&found.socket, found.status.as_ref().err()?)));
     let mut code = ExitCode::SUCCESS;
-    for (socket, why) in silent {
+    for fault in found.iter().filter_map(Found::fault) {
         code = ExitCode::FAILURE;
-        eprintln!("weightd: {}: {why}", socket.display());
+        eprintln!("weightd: {fault}");
     }
     Ok(code)
 }
 
-/// One object for each daemon that answered.
+/// One object for each daemon.
 fn say_json(found: &[Found]) -> Result<(), CliError> {
-    let answered = found
-        .iter()
-        .filter_map(|found| Some((found.status.as_ref().ok()?, &found.activity)));
-    answered
-        .into_iter()
-        .try_for_each(|(status, activity)| say(json::object(status, activity.as_ref())))
+    found.iter().try_for_each(|found| match &found.status {
+        Ok(status) => say(json::object(status, found.activity.as_ref())),
+        Err(why) => say(json::unanswered(found, why)),
+    })
+}
+
+/// Every daemon that was found, and every name that is held without one, in the order of their sockets.
+fn all(place: &WhereArgs) -> Result<(PathBuf, Vec<Found>), CliError> {
+    let (dir, mut found) = find(place)?;
+    found.extend(unseen::find(place, &dir, &found)?);
+    found.sort_by(|one, other| one.socket.cmp(&other.socket));
+    Ok((dir, found))
 }
 
 /// The table, who holds each device's memory, and what the servers gave up.
@@ -120,12 +132,17 @@ fn ask(socket: PathBuf) -> Option<Found> {
         Ok(other) => Err(format!("answered with a {} message", other.name())),
         Err(error) => {
             living = Living::of(&socket);
+            let advice = if is_silent(&error) {
+                living.advice()
+            } else {
+                String::new()
+            };
             let why = match error {
                 // Whoever says it names the socket.
                 RequestError::Ask { error, .. } => error.to_string(),
                 error => error.to_string(),
             };
-            Err(why + &living.advice())
+            Err(why + &advice)
         }
     };
     let activity = match status
@@ -139,6 +156,7 @@ fn ask(socket: PathBuf) -> Option<Found> {
         socket,
         status,
         activity,
+        state: "no answer",
         living,
     })
 }

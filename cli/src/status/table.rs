@@ -60,7 +60,7 @@ fn row(found: &Found) -> [String; 12] {
         let mut row = std::array::from_fn(|_| none());
         row[0] = device.map_or_else(none, |device| digits(&device));
         row[2] = role.to_owned();
-        row[5] = "no answer".to_owned();
+        row[5] = found.state.to_owned();
         row[10] = found.living.server.map_or_else(none, |pid| pid.to_string());
         row[11] = found.living.launcher.map_or_else(none, |pid| pid.to_string());
         return row;
@@ -154,6 +154,7 @@ mod tests {
             socket: "/x/weightd_00112233445566778899aabbccddeeff_draft.sock".into(),
             status: Err("no answer".to_owned()),
             activity: None,
+            state: "no answer",
             living: Living::default(),
         };
         let lines = lines(&[found]);

@@ -1,4 +1,4 @@
-//! Servers whose launcher was killed and that cannot be reached: every command that meets one names the process.
+//! Daemons that hold their names and cannot be reached by them: every command that meets one says so, and names the process.
 
 use crate::checkpoints::*;
 use crate::harness::*;
@@ -105,4 +105,107 @@ fn the_advice_to_stop_a_daemon_is_about_its_instance_alone() {
         "stopped 1 daemon\n"
     );
     site.assert_clean();
+}
+
+/// The rows of `weightd status --json`, and how it ended.
+fn rows(site: &Site) -> (Option<i32>, Vec<Value>) {
+    let ran = site.run(&["status", "--json"]);
+    let rows = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap());
+    (ran.code, rows.collect())
+}
+
+#[test]
+fn a_daemon_that_is_loading_has_a_row_and_is_no_failure() {
+    let site = Site::new();
+    let model = large_checkpoint(&site.path().join("model"), 16 << 20);
+    let mut launcher = site.start(site.on_model("preload", &model, 1, &[]));
+    let loader = launcher.child("loader");
+    signal(loader, Signal::STOP);
+    let ran = site.run(&["status"]);
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{ran:?}");
+    let row = ran.stdout.lines().nth(1).unwrap();
+    assert!(
+        row.contains("loading") && row.ends_with(&launcher.pid().to_string()),
+        "{row}"
+    );
+    let (code, rows) = rows(&site);
+    assert_eq!(code, Some(0));
+    assert_eq!(rows[0]["state"], "loading");
+    assert_eq!(rows[0]["launcher_pid"], launcher.pid());
+    assert_eq!(rows[0]["pid"], launcher.child("server"));
+    let none = site.run(&["status", "--instance", "blue"]);
+    assert!(none.stdout.starts_with("no daemons of instance blue"), "{none:?}");
+    signal(loader, Signal::CONT);
+    launcher.ready();
+    assert_eq!(site.status()[0]["state"], "serving");
+    // What its lock file says is no daemon's any more.
+    launcher.kill();
+    assert_eq!(site.run(&["stop"]).code, Some(0));
+    assert_eq!(site.run(&["status"]).stdout, site.no_daemons());
+}
+
+#[test]
+fn a_daemon_whose_socket_is_gone_or_is_something_else_has_a_row_and_is_a_failure() {
+    let (site, model) = (Site::new(), model("qwen3"));
+    let server = orphan(&site, &model, &[]);
+    let socket = site.socket();
+    fs::remove_file(&socket).unwrap();
+    let ran = site.run(&["status"]);
+    let error = ran.error(1);
+    assert!(
+        error.contains("or end it with `weightd stop --socket-dir"),
+        "{error}"
+    );
+    assert!(error.contains(socket.to_str().unwrap()), "{error}");
+    let row = ran.stdout.lines().nth(1).unwrap();
+    assert!(
+        row.contains("not reached") && row.contains(&server.to_string()),
+        "{row}"
+    );
+
+    fs::create_dir(&socket).unwrap();
+    let (code, rows) = rows(&site);
+    assert_eq!(code, Some(1));
+    assert_eq!(
+        (&rows[0]["state"], &rows[0]["pid"]),
+        (&"no answer".into(), &server.into())
+    );
+    assert!(
+        rows[0]["why"].as_str().unwrap().contains("not a stream socket"),
+        "{rows:?}"
+    );
+    assert_eq!(site.run(&["stop"]).stdout, "stopped 1 daemon\n");
+}
+
+#[test]
+fn what_lies_in_a_stopped_daemons_way_is_named_and_no_failure() {
+    type Puts = fn(&Path);
+    let ways: [(&str, Puts); 2] = [
+        ("Is a directory", |socket| {
+            let _ = fs::remove_file(socket);
+            fs::create_dir(socket).unwrap();
+        }),
+        ("also known by another name", |socket| {
+            fs::hard_link(socket.with_extension("sock.lock"), socket.with_extension("other")).unwrap();
+        }),
+    ];
+    for (what, put) in ways {
+        let (site, model) = (Site::new(), model("llama"));
+        let mut launcher = site.preload(&model, 2, &[]);
+        launcher.has_loaded();
+        put(&site.socket());
+        let ran = site.run(&["stop"]);
+        assert_eq!(
+            (ran.code, ran.stdout.as_str()),
+            (Some(0), "stopped 2 daemons\n"),
+            "{ran:?}"
+        );
+        assert!(
+            ran.stderr.contains(what) && ran.stderr.contains("remove"),
+            "{ran:?}"
+        );
+        assert_eq!(launcher.code(), 0);
+        wait_until("all processes are gone", || site.processes().is_empty());
+        assert_eq!(site.run(&["status"]).stdout, site.no_daemons());
+    }
 }
