@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use weightd_checkpoint::{FloatDtype, Layout, digest_from_hex};
 use weightd_core::plan::experts::ExpertPlacement;
+use weightd_socket::path::{PathError, check_instance};
 
 /// Keeps LLM weights on the device while engines restart.
 ///
@@ -86,8 +87,11 @@ pub struct WhereArgs {
     #[arg(long, value_name = "DIR", alias = "weight-cache-socket-dir")]
     pub socket_dir: Option<PathBuf>,
 
-    /// A name of your own, so that several models can share a device.
-    #[arg(long, value_name = "NAME")]
+    /// A name of your own, so that several models can share a device: 1 to 32 letters, digits and dashes.
+    ///
+    /// Without it preload, serve, attach and plan mean the daemons that have none; status, scrub, release and stop mean
+    /// all daemons of the directory, whatever instance they are of.
+    #[arg(long, value_name = "NAME", value_parser = instance)]
     pub instance: Option<String>,
 
     /// What the weights are on: auto takes CUDA, and cpu where there is no CUDA device; one that does not work is an
@@ -276,6 +280,10 @@ pub struct WeightsArgs {
 
 fn digest(text: &str) -> Result<[u8; 32], &'static str> {
     digest_from_hex(text).ok_or("expected the 64 hex digits that `weightd digest` prints")
+}
+
+fn instance(name: &str) -> Result<String, PathError> {
+    check_instance(name).map(|()| name.to_owned())
 }
 
 fn json_object(text: &str) -> Result<Value, String> {

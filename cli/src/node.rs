@@ -4,6 +4,7 @@
 use crate::args::{DeviceArg, ModelArgs, ParallelArgs, ShardingArgs, WhereArgs};
 use crate::devices::{Devices, Finder};
 use crate::error::CliError;
+use std::io;
 use std::path::{Path, PathBuf};
 use weightd_blocking::SOCKET_DIR_VARIABLE;
 use weightd_checkpoint::{KeyOptions, NodePlan, Sharding, ShardingOptions, TpPlan};
@@ -31,6 +32,18 @@ pub fn open_dir_if_there(place: &WhereArgs) -> Result<Result<SocketDir, PathBuf>
         Ok(dir) => Ok(Ok(dir)),
         Err(DirError::Absent { path }) => Ok(Err(path)),
         Err(error) => Err(CliError::failure(error)),
+    }
+}
+
+/// For `map_err`: what the socket directory holds cannot be told.
+pub fn cannot_list(dir: &Path) -> impl Fn(io::Error) -> CliError {
+    move |error| {
+        let advice = match error.kind() {
+            io::ErrorKind::PermissionDenied => ": chmod 0700 it",
+            _ => "",
+        };
+        let dir = dir.display();
+        CliError::Failure(format!("cannot list the socket directory {dir}: {error}{advice}"))
     }
 }
 

@@ -5,12 +5,16 @@ use crate::args::StopArgs;
 use crate::error::CliError;
 use crate::node::{self, no_daemons};
 use crate::output::say;
-use crate::owners::{control_sockets, end_if_never_led, remove_stale_control, remove_stale_controls};
+use crate::owners::{
+    Living, control_sockets, end_if_never_led, is_gone, is_silent, remove_stale_control,
+    remove_stale_controls,
+};
 use crate::status::{Found, find};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+use tracing::warn;
 use weightd_blocking::request::{RequestError, request};
 use weightd_core::machine::AskError;
 use weightd_core::time::Span;
@@ -18,7 +22,7 @@ use weightd_core::wire::Message;
 use weightd_core::wire::message::{ErrorCode, GetStatus, Stop};
 use weightd_socket::connect::ConnectError;
 use weightd_socket::listen;
-use weightd_socket::lock::{Lock, LockError, Owner};
+use weightd_socket::lock::{Lock, LockError, Owner, read_owner};
 
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
 const LOCKS_FREE_WITHIN: Duration = Duration::from_secs(1);
@@ -34,7 +38,8 @@ pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
         }
     };
     let (_, before) = find(&args.place)?;
-    let owned = control_sockets(dir.path(), args.place.instance.as_deref()).map_err(CliError::failure)?;
+    let owned =
+        control_sockets(dir.path(), args.place.instance.as_deref()).map_err(node::cannot_list(dir.path()))?;
     let (mut stopped, mut failed) = (0, Vec::new());
     for (control, sockets) in &owned {
         match stop(control, sockets) {
@@ -43,7 +48,7 @@ pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
         }
     }
     if args.place.instance.is_none() {
-        remove_stale_controls(dir.path()).map_err(CliError::failure)?;
+        remove_stale_controls(dir.path()).map_err(node::cannot_list(dir.path()))?;
     }
     let is_told = |socket| failed.iter().any(|(sockets, _)| sockets.contains(socket));
     let mut wrong: Vec<String> = failed.iter().map(|(_, error)| error.to_string()).collect();
@@ -64,9 +69,11 @@ pub fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
 /// Stops a launcher and its server, whoever of them is there, and waits until its daemons' names are free; how many.
 fn stop(control: &Path, sockets: &[PathBuf]) -> Result<usize, CliError> {
     let until = Instant::now() + ENDS_WITHIN;
-    if !ask_to_stop(control, until)? {
-        remove_stale(control, sockets);
-        return Ok(0);
+    if !ask_to_stop(control, sockets, until)? {
+        return match remove_stale(control, sockets) {
+            Some(held) => out_of_reach(control, held),
+            None => Ok(0),
+        };
     }
     for socket in sockets {
         wait_until_free(control, socket, until)?;
@@ -74,6 +81,20 @@ fn stop(control: &Path, sockets: &[PathBuf]) -> Result<usize, CliError> {
     // A launcher that was killed could not.
     remove_stale_control(control);
     Ok(sockets.len())
+}
+
+/// Of a name that is held though nobody listens at the control socket: what to do, where it is seen who holds it.
+fn out_of_reach(control: &Path, socket: &Path) -> Result<usize, CliError> {
+    let living = read_owner(socket).map(|owner| Living::of_holder(control, &owner));
+    // The launcher ends its server, and a server alone is ended by itself.
+    match living.and_then(|living| living.launcher.or(living.server)) {
+        Some(pid) => Err(CliError::Failure(format!(
+            "{} is held by process {pid}, whose control socket is gone, removed perhaps by a cleaner: end it with \
+             `kill {pid}`, or where it hangs `kill -9 {pid}`",
+            socket.display()
+        ))),
+        None => Ok(0),
+    }
 }
 
 /// Of a daemon that served before and whose server still does: what to do, since no lock file leads to it.
@@ -98,11 +119,12 @@ fn unreachable(before: &Found) -> Option<String> {
 }
 
 /// Removes the names of a launcher and a server that were both killed; not those that are another
-/// launcher's by now.
-fn remove_stale(control: &Path, sockets: &[PathBuf]) {
+/// launcher's by now. One that they hold still is returned.
+fn remove_stale<'a>(control: &Path, sockets: &'a [PathBuf]) -> Option<&'a Path> {
     // The locks of a process that is ending are free a moment after nobody listens any more.
     let until = Instant::now() + LOCKS_FREE_WITHIN;
     let is_theirs = |owner: &Owner| control.ends_with(&owner.control);
+    let mut held = None;
     for socket in sockets {
         loop {
             match Lock::acquire(socket) {
@@ -111,9 +133,11 @@ fn remove_stale(control: &Path, sockets: &[PathBuf]) {
                     let _ = listen::remove(&lock);
                     break;
                 }
-                Err(LockError::AlreadyOwned { owner, .. })
-                    if owner.as_ref().is_some_and(is_theirs) && Instant::now() < until =>
-                {
+                Err(LockError::AlreadyOwned { owner, .. }) if owner.as_ref().is_some_and(is_theirs) => {
+                    if Instant::now() >= until {
+                        held = Some(socket.as_path());
+                        break;
+                    }
                     sleep(PAUSE);
                 }
                 Err(_) => break,
@@ -121,10 +145,11 @@ fn remove_stale(control: &Path, sockets: &[PathBuf]) {
         }
     }
     remove_stale_control(control);
+    held
 }
 
 /// False where nobody is left to be asked.
-fn ask_to_stop(control: &Path, until: Instant) -> Result<bool, CliError> {
+fn ask_to_stop(control: &Path, sockets: &[PathBuf], until: Instant) -> Result<bool, CliError> {
     loop {
         match request(control, Stop {}, Span::secs(5)) {
             Ok(_) => return Ok(true),
@@ -145,7 +170,11 @@ fn ask_to_stop(control: &Path, until: Instant) -> Result<bool, CliError> {
                 }
                 sleep(PAUSE);
             }
-            Err(error) => return Err(CliError::failure(error)),
+            Err(error) => {
+                let silent = sockets.first().filter(|_| is_silent(&error));
+                let advice = silent.map_or_else(String::new, |socket| Living::of(socket).advice());
+                return Err(CliError::Failure(format!("{error}{advice}")));
+            }
         }
     }
 }
@@ -157,7 +186,18 @@ fn wait_until_free(control: &Path, socket: &Path, until: Instant) -> Result<(), 
     loop {
         match Lock::acquire(socket) {
             // They remove it themselves, unless they were killed meanwhile.
-            Ok(lock) => return listen::remove(&lock).map_err(CliError::failure),
+            Ok(lock) => {
+                if let Err(error) = listen::remove(&lock) {
+                    warn!("in the way of the next start: {error}; remove it");
+                }
+                return Ok(());
+            }
+            // Whether it is held cannot be told.
+            Err(error @ LockError::Foreign { .. }) if is_gone(control) => {
+                warn!("in the way of the next start: {error}");
+                return Ok(());
+            }
+            Err(LockError::Foreign { .. }) if Instant::now() < until => sleep(PAUSE),
             Err(LockError::AlreadyOwned { .. }) if Instant::now() < until => {
                 if Instant::now() >= ask_at {
                     // Whether it was heard shows in the lock.

@@ -129,8 +129,9 @@ fn make(path: &Path, origin: Origin) -> Result<(), IoError> {
 fn check(path: PathBuf, origin: Origin, ours: u32) -> Result<SocketDir, DirError> {
     // O_PATH: a foreign directory is to be named as that, not as one that cannot be read.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let stat = match openat(CWD, &path, flags, Mode::empty()).and_then(fstat) {
-        Ok(stat) => stat,
+    let opened = openat(CWD, &path, flags, Mode::empty()).and_then(|dir| Ok((fstat(&dir)?, dir)));
+    let (stat, dir) = match opened {
+        Ok(opened) => opened,
         Err(Errno::NOENT) => return Err(DirError::Absent { path }),
         Err(Errno::NOTDIR) => {
             let is_symlink =
@@ -156,7 +157,11 @@ fn check(path: PathBuf, origin: Origin, ours: u32) -> Result<SocketDir, DirError
             mode: stat.st_mode & 0o7777,
         });
     }
-    Ok(SocketDir { path })
+    // Where we may not look a name up, nothing in it is absent.
+    match openat(&dir, ".", flags, Mode::empty()) {
+        Ok(_) => Ok(SocketDir { path }),
+        Err(errno) => Err(IoError::when("look into the socket directory", &path)(errno).into()),
+    }
 }
 
 #[cfg(test)]

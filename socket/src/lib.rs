@@ -61,7 +61,7 @@ fn advice(error: &std::io::Error) -> &'static str {
     match Errno::from_io_error(error) {
         Some(Errno::ISDIR | Errno::NOTEMPTY) => "; remove it",
         Some(Errno::ACCESS | Errno::PERM) => {
-            "; give this user the right to it, or to its directory (chmod 700)"
+            "; give this user the right to it, or to its directory (chmod 0700)"
         }
         Some(Errno::ROFS) => "; choose another --socket-dir",
         Some(Errno::NOSPC | Errno::DQUOT) => "; make room there",

@@ -12,7 +12,7 @@ pub const MAX_PATH_BYTES: usize = 107;
 ///
 /// `slot` is given only where several ranks share a device. `instance` is 1 to 32 letters, digits
 /// and dashes, and neither `draft` nor `s` with digits alone after it, so that no two daemons have
-/// one name.
+/// one name ([`check_instance`]).
 ///
 /// # Errors
 /// An instance of another form, or a path over [`MAX_PATH_BYTES`].
@@ -156,7 +156,8 @@ fn file_name(device: &DeviceUuid, slot: Option<u32>, instance: Option<&str>, rol
     name
 }
 
-fn check_instance(name: &str) -> Result<(), PathError> {
+/// Whether an instance can have this name.
+pub fn check_instance(name: &str) -> Result<(), PathError> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     if !(1..=32).contains(&name.len()) || !name.bytes().all(allowed) {
         return Err(PathError::Instance {

@@ -10,10 +10,8 @@ use clap::ValueEnum;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
 use std::ffi::OsString;
-use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -87,10 +85,7 @@ impl ServerProcess {
     pub fn adopted(pid: u32, control: &Path) -> ServerProcess {
         let descriptor = process::open(pid).ok();
         // In another pid namespace this id is somebody else's. Looked at after it was opened: that process.
-        let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let mut words = command.split(|byte| *byte == 0);
-        let is_it = words.any(|word| word == control.as_os_str().as_bytes());
-        ServerProcess::Adopted(pid, descriptor.filter(|_| is_it))
+        ServerProcess::Adopted(pid, descriptor.filter(|_| process::is_server(pid, control)))
     }
 
     pub fn id(&self) -> u32 {

@@ -3,7 +3,7 @@
 use super::Setup;
 use crate::error::CliError;
 use crate::node::{self, LocalRank};
-use crate::owners::remove_stale_control;
+use crate::owners::{Living, remove_stale_control, stop_command};
 use crate::process::has_ended;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -49,7 +49,7 @@ pub struct Daemons {
 #[derive(Debug)]
 pub enum NotLocked {
     Lock(LockError),
-    /// It is another launcher's.
+    /// It is held by others, who are named.
     Led(String),
 }
 
@@ -359,6 +359,7 @@ pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Own
             Err(error @ LockError::AlreadyOwned { .. }) => NotLocked::Lock(error),
             Err(error) => return Err(NotLocked::Lock(error)),
         };
+        let mut unreached = None;
         if let Some(owner) = owner {
             match server_of(dir, &owner) {
                 Behind::Server(server) if server.launcher_pid == 0 => {
@@ -370,11 +371,7 @@ pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Own
                 }
                 Behind::Server(server) => {
                     let launcher = server.launcher_pid;
-                    error = NotLocked::Led(format!(
-                        "launcher {launcher} already owns {}: stop it with `weightd stop --socket-dir {}`, or choose another --instance",
-                        socket.display(),
-                        dir.display()
-                    ));
+                    error = NotLocked::Led(led(launcher, dir, socket));
                     // The server may not have noticed yet that it has.
                     if !has_ended(launcher) {
                         return Err(error);
@@ -389,14 +386,44 @@ pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Own
                     );
                     within = LOST_ENDS_WITHIN;
                 }
-                Behind::Nothing | Behind::Silent => {}
+                behind @ (Behind::Nothing | Behind::Silent) => unreached = Some((owner, behind)),
             }
         }
         if begin.elapsed() >= within {
-            return Err(error);
+            let held = unreached.and_then(|(owner, behind)| held(dir, socket, &owner, &behind));
+            return Err(held.unwrap_or(error));
         }
         sleep(PAUSE);
     }
+}
+
+/// That a name is held by its owner, or his server, whom nobody reaches; `None` where neither is seen here.
+fn held(dir: &Path, socket: &Path, owner: &Owner, behind: &Behind) -> Option<NotLocked> {
+    let name = socket.display();
+    let living = Living::of_holder(&dir.join(&owner.control), owner);
+    let text = match (living.launcher, living.server) {
+        (None, None) => return None,
+        (Some(launcher), _) => led(launcher, dir, socket),
+        (None, Some(server)) => {
+            let why = match behind {
+                Behind::Nothing => format!("its control socket is gone: end it with `kill {server}`"),
+                _ => format!("it does not answer: try again, or end it with `kill -9 {server}`"),
+            };
+            format!(
+                "the server (pid {server}) of a launcher that was killed (pid {}) already owns {name}, and {why}",
+                owner.pid
+            )
+        }
+    };
+    Some(NotLocked::Led(text))
+}
+
+fn led(launcher: u32, dir: &Path, socket: &Path) -> String {
+    format!(
+        "launcher {launcher} already owns {}: stop it with {}, or choose another --instance",
+        socket.display(),
+        stop_command(dir, socket)
+    )
 }
 
 /// What is behind a control socket.
@@ -423,11 +450,11 @@ impl Orphan {
     /// Why this launcher does not go on with it, and what to do about it.
     pub fn not_adopted(&self, dir: &Path, why: &str) -> CliError {
         CliError::Failure(format!(
-            "the server (pid {}) of a launcher that was killed (pid {}) still serves and already owns {}, and cannot be adopted: {why}; end it with `weightd stop --socket-dir {}`",
+            "the server (pid {}) of a launcher that was killed (pid {}) still serves and already owns {}, and cannot be adopted: {why}; end it with {}",
             self.pid,
             self.owner.pid,
             self.socket.display(),
-            dir.display()
+            stop_command(dir, &self.socket)
         ))
     }
 }

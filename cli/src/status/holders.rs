@@ -3,27 +3,31 @@
 use super::Found;
 use super::table::{shown, size};
 use crate::logs::DaemonName;
+use crate::owners::stop_command;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use weightd_core::content::{DeviceUuid, Generation};
 use weightd_core::wire::message::{Activity, DaemonStatus, Holds, Leased};
+use weightd_socket::lock::read_owner;
+use weightd_socket::seen::is_absent;
 
 /// The most processes that one line names.
 const PIDS: usize = 16;
 
 /// A device's daemons and generations, each with who keeps it.
 pub fn lines(found: &[Found]) -> Vec<String> {
-    let mut devices: BTreeMap<DeviceUuid, Vec<(&DaemonStatus, Option<&Activity>)>> = BTreeMap::new();
+    let mut devices: BTreeMap<DeviceUuid, Vec<(&Found, &DaemonStatus)>> = BTreeMap::new();
     for found in found {
         if let Ok(status) = &found.status {
             let daemons = devices.entry(status.info.device_uuid).or_default();
-            daemons.push((status, found.activity.as_ref()));
+            daemons.push((found, status));
         }
     }
     let mut lines = Vec::new();
     for (device, daemons) in devices {
         let held: Vec<(u64, String)> = daemons
             .iter()
-            .flat_map(|(status, activity)| of_daemon(status, *activity))
+            .flat_map(|(found, status)| of_daemon(found, status))
             .collect();
         let bytes = held
             .iter()
@@ -36,7 +40,8 @@ pub fn lines(found: &[Found]) -> Vec<String> {
 }
 
 /// The bytes of each generation, and what is said of it.
-fn of_daemon(status: &DaemonStatus, activity: Option<&Activity>) -> Vec<(u64, String)> {
+fn of_daemon(found: &Found, status: &DaemonStatus) -> Vec<(u64, String)> {
+    let activity = found.activity.as_ref();
     let name = DaemonName::new(0, Some(&status.info));
     let current = match status.holds {
         Holds::Content(generation) => Some(generation),
@@ -50,8 +55,9 @@ fn of_daemon(status: &DaemonStatus, activity: Option<&Activity>) -> Vec<(u64, St
     if let Some(generation) = current {
         let by = match status.launcher_pid {
             0 => format!(
-                "server {}, launcher none: take it over with `weightd {begins}` as before, or end it with `weightd stop`",
-                status.pid
+                "server {}, launcher none: {}",
+                status.pid,
+                orphan(&found.socket, status.pid, begins)
             ),
             launcher => format!("launcher {launcher} and server {}", status.pid),
         };
@@ -90,6 +96,19 @@ fn of_daemon(status: &DaemonStatus, activity: Option<&Activity>) -> Vec<(u64, St
         }
     }
     held
+}
+
+/// What to do with a server without a launcher: both commands find it by its control socket.
+fn orphan(socket: &Path, server: u32, begins: &str) -> String {
+    let control = read_owner(socket).map(|owner| socket.with_file_name(owner.control));
+    if control.is_none_or(|control| is_absent(&control)) {
+        return format!(
+            "no lock file leads to it, or its control socket is gone, removed perhaps by a cleaner: end it with `kill {server}`"
+        );
+    }
+    let dir = socket.parent().unwrap_or(Path::new("/"));
+    let stop = stop_command(dir, socket);
+    format!("take it over with `weightd {begins}` as before, or end it with {stop}")
 }
 
 /// What kind of weights they are, and whether `weightd scrub` can prove them.

@@ -1,8 +1,9 @@
 //! A daemon as JSON: exact numbers, for scripts.
 
-use super::holds;
+use super::{Found, holds};
 use serde_json::{Map, Value, json};
 use weightd_core::wire::message::{Activity, Confinement, DaemonStatus, ErrorCode, Holds, Replace};
+use weightd_socket::path::Named;
 
 pub fn object(status: &DaemonStatus, activity: Option<&Activity>) -> Value {
     let (state, generation) = holds(status);
@@ -41,6 +42,20 @@ pub fn object(status: &DaemonStatus, activity: Option<&Activity>) -> Value {
         "confinement": confinement(status.confinement),
         "activity": activity.map(activity_json),
         "key": key_json(status),
+    })
+}
+
+/// What is known of one that did not answer.
+pub fn unanswered(found: &Found, why: &str) -> Value {
+    let named = Named::from_path(&found.socket);
+    json!({
+        "pid": found.living.server,
+        "launcher_pid": found.living.launcher,
+        "socket": found.socket.display().to_string(),
+        "role": named.as_ref().map(|named| named.role.name()),
+        "device_uuid": named.map(|named| named.device.hex()),
+        "state": found.state,
+        "why": why,
     })
 }
 

@@ -5,6 +5,7 @@ mod holders;
 mod json;
 mod servers;
 mod table;
+mod unseen;
 mod watch;
 
 use crate::args::{StatusArgs, WhereArgs};
@@ -12,9 +13,11 @@ use crate::error::CliError;
 use crate::logs;
 use crate::node;
 use crate::output::{json_text, say};
+use crate::owners::{Living, is_silent};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
+use unseen::LOADING;
 use weightd_blocking::request::{RequestError, request};
 use weightd_core::content::Role;
 use weightd_core::time::Span;
@@ -31,6 +34,9 @@ pub struct Found {
     pub status: Result<DaemonStatus, String>,
     /// Absent where the server is of an older release.
     pub activity: Option<Activity>,
+    /// Of one that did not answer: what is shown of it, and who lives of those that hold its name.
+    state: &'static str,
+    living: Living,
 }
 
 impl Found {
@@ -38,37 +44,46 @@ impl Found {
     pub fn role(&self) -> Option<Role> {
         self.status.as_ref().ok().map(|status| status.info.key.role)
     }
+
+    /// What is wrong with it: one that is not loaded yet will serve.
+    fn fault(&self) -> Option<String> {
+        let why = self.status.as_ref().err().filter(|_| self.state != LOADING)?;
+        Some(format!("{}: {why}", self.socket.display()))
+    }
 }
 
 pub fn run(args: &StatusArgs) -> Result<ExitCode, CliError> {
     if let Some(every) = args.watch {
         return watch::run(args, every);
     }
-    let (dir, found) = find(&args.place)?;
+    let (dir, found) = all(&args.place)?;
     if args.json {
         say_json(&found)?;
     } else {
         say(text(&args.place, &dir, &found))?;
     }
-    let silent = found
-        .iter()
-        .filter_map(|found| Some((&found.socket, found.status.as_ref().err()?)));
     let mut code = ExitCode::SUCCESS;
-    for (socket, why) in silent {
+    for fault in found.iter().filter_map(Found::fault) {
         code = ExitCode::FAILURE;
-        logs::fail(&CliError::Failure(format!("{}: {why}", socket.display())));
+        logs::fail(&CliError::Failure(fault));
     }
     Ok(code)
 }
 
-/// One object for each daemon that answered.
+/// One object for each daemon.
 fn say_json(found: &[Found]) -> Result<(), CliError> {
-    let answered = found
-        .iter()
-        .filter_map(|found| Some((found.status.as_ref().ok()?, &found.activity)));
-    answered
-        .into_iter()
-        .try_for_each(|(status, activity)| say(json_text(&json::object(status, activity.as_ref()))))
+    found.iter().try_for_each(|found| match &found.status {
+        Ok(status) => say(json_text(&json::object(status, found.activity.as_ref()))),
+        Err(why) => say(json_text(&json::unanswered(found, why))),
+    })
+}
+
+/// Every daemon that was found, and every name that is held without one, in the order of their sockets.
+fn all(place: &WhereArgs) -> Result<(PathBuf, Vec<Found>), CliError> {
+    let (dir, mut found) = find(place)?;
+    found.extend(unseen::find(place, &dir, &found)?);
+    found.sort_by(|one, other| one.socket.cmp(&other.socket));
+    Ok((dir, found))
 }
 
 /// The table, who holds each device's memory, and what the servers gave up.
@@ -88,7 +103,7 @@ pub fn find(place: &WhereArgs) -> Result<(PathBuf, Vec<Found>), CliError> {
         Ok(dir) => dir,
         Err(absent) => return Ok((absent, Vec::new())),
     };
-    let sockets = list(dir.path()).map_err(CliError::failure)?;
+    let sockets = list(dir.path()).map_err(node::cannot_list(dir.path()))?;
     let of_instance = |socket: &PathBuf| {
         let instance = Named::from_path(socket).and_then(|named| named.instance);
         place.instance.is_none() || place.instance == instance
@@ -111,13 +126,25 @@ pub fn find(place: &WhereArgs) -> Result<(PathBuf, Vec<Found>), CliError> {
 
 /// `None` for a socket that a killed launcher and server left behind: nobody listens there.
 fn ask(socket: PathBuf) -> Option<Found> {
+    let mut living = Living::default();
     let status = match status(&socket) {
         Err(RequestError::Connect(ConnectError::Absent { .. })) => return None,
         Ok(Message::DaemonStatus(status)) => Ok(status),
         Ok(other) => Err(format!("answered with a {} message", other.name())),
-        // Whoever says it names the socket.
-        Err(RequestError::Ask { error, .. }) => Err(error.to_string()),
-        Err(error) => Err(error.to_string()),
+        Err(error) => {
+            living = Living::of(&socket);
+            let advice = if is_silent(&error) {
+                living.advice()
+            } else {
+                String::new()
+            };
+            let why = match error {
+                // Whoever says it names the socket.
+                RequestError::Ask { error, .. } => error.to_string(),
+                error => error.to_string(),
+            };
+            Err(why + &advice)
+        }
     };
     let activity = match status
         .is_ok()
@@ -130,6 +157,8 @@ fn ask(socket: PathBuf) -> Option<Found> {
         socket,
         status,
         activity,
+        state: "no answer",
+        living,
     })
 }
 

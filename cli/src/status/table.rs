@@ -60,7 +60,9 @@ fn row(found: &Found) -> [String; 12] {
         let mut row = std::array::from_fn(|_| none());
         row[0] = device.map_or_else(none, |device| digits(&device));
         row[2] = role.to_owned();
-        row[5] = "no answer".to_owned();
+        row[5] = found.state.to_owned();
+        row[10] = found.living.server.map_or_else(none, |pid| pid.to_string());
+        row[11] = found.living.launcher.map_or_else(none, |pid| pid.to_string());
         return row;
     };
     let DaemonStatus { info, .. } = status;
@@ -126,6 +128,7 @@ fn duration(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::owners::Living;
 
     #[test]
     fn sizes_and_times_are_short() {
@@ -151,6 +154,8 @@ mod tests {
             socket: "/x/weightd_00112233445566778899aabbccddeeff_draft.sock".into(),
             status: Err("no answer".to_owned()),
             activity: None,
+            state: "no answer",
+            living: Living::default(),
         };
         let lines = lines(&[found]);
         let at = |line: &str, what: &str| line.find(what).unwrap_or_else(|| panic!("{what} in {line:?}"));

@@ -1,6 +1,6 @@
 //! `weightd status --watch`: the same again and again, until a signal.
 
-use super::{Found, find, say_json, text};
+use super::{Found, all, say_json, text};
 use crate::args::StatusArgs;
 use crate::error::CliError;
 use crate::logs::LINE;
@@ -27,7 +27,7 @@ pub fn run(args: &StatusArgs, every: Duration) -> Result<ExitCode, CliError> {
     let live = std::io::stdout().is_terminal() && !args.json;
     let screen = if live { Some(Screen::enter()?) } else { None };
     loop {
-        let (dir, found) = find(&args.place)?;
+        let (dir, found) = all(&args.place)?;
         let page = || page(text(&args.place, &dir, &found), &found);
         match &screen {
             _ if args.json => say_json(&found)?,
@@ -42,12 +42,10 @@ pub fn run(args: &StatusArgs, every: Duration) -> Result<ExitCode, CliError> {
 
 /// The text, and below it which daemons do not answer.
 fn page(text: String, found: &[Found]) -> String {
-    let silent = found.iter().filter_map(|found| {
-        let why = found.status.as_ref().err()?;
-        let line = format!("{}: {why}", found.socket.display());
-        Some(format!("\n{}", short(&line, LINE)))
-    });
-    text + &silent.collect::<String>()
+    let faults = found.iter().filter_map(Found::fault);
+    text + &faults
+        .map(|fault| format!("\n{}", short(&fault, LINE)))
+        .collect::<String>()
 }
 
 /// Waits for the next round; true where a signal came first.

@@ -108,7 +108,16 @@ fn names_that_were_never_given_are_there_when_the_next_launcher_is_ready() {
     for daemon in &status {
         std::fs::remove_file(daemon["socket"].as_str().unwrap()).unwrap();
     }
-    assert!(site.status().is_empty());
+    let ran = site.run(&["status"]);
+    assert_eq!(
+        (ran.code, ran.stdout.matches("not reached").count()),
+        (Some(1), 2),
+        "{ran:?}"
+    );
+    assert!(
+        ran.stderr.contains("take it over with `weightd preload`"),
+        "{ran:?}"
+    );
     // The server would be reached by nobody, so another one takes its place.
     let launcher = site.preload(&model, 2, &[]);
     assert_eq!(site.generations(), before);

@@ -128,8 +128,17 @@ fn a_socket_path_that_is_too_long() {
 #[test]
 fn an_instance_name_of_another_form() {
     let site = Site::new();
-    let error = finish(site.on_model("preload", &model("qwen3"), 1, &["--instance", "a/b"])).error(2);
-    assert_says(&error, &["a/b"]);
+    for name in ["a/b", "draft", ""] {
+        let instance = ["--instance", name];
+        for command in [
+            "status", "stop", "scrub", "release", "preload", "serve", "attach", "plan",
+        ] {
+            let ran = site.run(&[&[command][..], &instance].concat());
+            assert_eq!(ran.code, Some(2), "{ran:?}");
+            assert!(ran.stderr.contains("--instance <NAME>"), "{ran:?}");
+            assert!(ran.stderr.contains(&format!("instance name {name:?}")), "{ran:?}");
+        }
+    }
     site.assert_clean();
 }
 

@@ -123,10 +123,12 @@ impl Site {
             .collect()
     }
 
-    /// What `weightd status --json` says of each daemon.
+    /// What `weightd status --json` says of each daemon that answered.
     #[track_caller]
     pub fn status(&self) -> Vec<Value> {
-        self.json(&["status", "--json"])
+        let mut daemons = self.json(&["status", "--json"]);
+        daemons.retain(has_answered);
+        daemons
     }
 
     /// The socket of the first daemon.
@@ -399,6 +401,11 @@ impl Ran {
         assert_eq!(self.code, Some(code), "{self:?}");
         the_error(&self.stderr)
     }
+}
+
+/// Whether a daemon said itself what `weightd status --json` says of it.
+pub fn has_answered(daemon: &Value) -> bool {
+    daemon.get("version").is_some()
 }
 
 /// Runs a command to its end.

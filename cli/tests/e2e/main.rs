@@ -49,4 +49,5 @@ mod start_killed;
 mod status;
 mod store;
 mod strangers;
+mod unreachable;
 mod words;

@@ -21,6 +21,7 @@ fn served(site: &Site) -> Vec<(Value, Value)> {
         .stdout
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let daemons = daemons.filter(has_answered);
     let served = |daemon: Value| (daemon["global_rank"].clone(), daemon["generation"].clone());
     daemons.map(served).collect()
 }

@@ -83,7 +83,16 @@ fn a_daemon_that_does_not_answer_has_a_line_and_an_error() {
     signal(server, Signal::STOP);
     let ran = site.run(&["status"]);
     assert!(ran.stdout.contains("no answer"), "{ran:?}");
-    assert!(ran.error(1).contains("no answer within"), "{ran:?}");
+    let error = ran.error(1);
+    assert!(error.contains("no answer within"), "{error}");
+    let (launcher_pid, server_pid) = (launcher.pid().to_string(), server.to_string());
+    assert!(
+        error.contains(&format!("`kill -9 {launcher_pid} {server_pid}`")),
+        "{error}"
+    );
+    let row = ran.stdout.lines().nth(1).unwrap();
+    let cells: Vec<&str> = row.split_whitespace().rev().take(2).collect();
+    assert_eq!(cells, [launcher_pid, server_pid]);
     launcher.signal(Signal::CONT);
     signal(server, Signal::CONT);
 }

@@ -146,6 +146,63 @@ fn namespaces_that_share_only_the_socket_directory_share_the_weights() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
 }
 
+/// `weightd` as a user whom permissions bind; of a site that everybody may enter.
+fn unprivileged(site: &Site, command: &Command) -> Command {
+    let binary = site.path().join("weightd");
+    if !binary.exists() {
+        fs::set_permissions(site.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let copied = Command::new("cp")
+            .arg(command.get_program())
+            .arg(&binary)
+            .status();
+        assert!(copied.unwrap().success());
+    }
+    let mut stranger = Command::new(binary);
+    stranger
+        .args(command.get_args())
+        .env("WEIGHTD_SOCKET_DIR", site.dir())
+        .current_dir("/")
+        .uid(STRANGER)
+        .gid(STRANGER);
+    stranger
+}
+
+#[test]
+fn a_socket_directory_that_cannot_be_looked_into_is_no_empty_one() {
+    if !is_root() {
+        return;
+    }
+    let site = Site::new();
+    fs::set_permissions(site.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let qwen = copy_of(&model("qwen3"), &site.path().join("model"));
+    let mut launcher = site.start(unprivileged(&site, &site.on_model("preload", &qwen, 1, &[])));
+    launcher.ready();
+    let socket = fs::read_dir(site.dir())
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let socket = socket.filter(|path| path.extension().is_some_and(|end| end == "sock"));
+    let socket = socket.max().unwrap();
+    let commands = [&["status"][..], &["stop"], &["release", "--all"], &["scrub"]];
+    let expect = |mode, what: &str| {
+        fs::set_permissions(site.dir(), fs::Permissions::from_mode(mode)).unwrap();
+        for command in commands {
+            let error = finish(unprivileged(&site, &site.weightd(command))).error(1);
+            for part in [what, site.dir().to_str().unwrap(), "chmod 0700"] {
+                assert!(error.contains(part), "{command:?}, {mode:o}: {error}");
+            }
+        }
+    };
+    expect(0o600, "cannot look into");
+    expect(0o000, "cannot look into");
+    expect(0o300, "cannot list");
+    // Nor does it hold less since its sockets are gone.
+    fs::remove_file(socket).unwrap();
+    expect(0o600, "cannot look into");
+    fs::set_permissions(site.dir(), fs::Permissions::from_mode(0o700)).unwrap();
+    launcher.signal(rustix::process::Signal::INT);
+    assert_eq!(launcher.code(), 130);
+}
+
 #[test]
 fn content_waits_while_the_user_has_too_many_descriptors_in_flight() {
     if !is_root() {

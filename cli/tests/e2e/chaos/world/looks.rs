@@ -33,6 +33,7 @@ impl World {
         ran.stdout
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())
+            .filter(has_answered)
             .collect()
     }
 
