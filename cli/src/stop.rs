@@ -188,7 +188,7 @@ fn wait_until_free(control: &Path, socket: &Path, until: Instant) -> Result<(), 
             // They remove it themselves, unless they were killed meanwhile.
             Ok(lock) => {
                 if let Err(error) = listen::remove(&lock) {
-                    warn!("in the way of the next start: {error}; remove it");
+                    warn!("in the way of the next start: {error}");
                 }
                 return Ok(());
             }
