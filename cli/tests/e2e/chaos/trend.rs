@@ -33,8 +33,12 @@ impl Trends {
         let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
             return;
         };
-        let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib = rss.and_then(|rss| rss.split_whitespace().next()?.parse().ok());
+        // Pages of files come and go with what else the machine does.
+        let own = ["RssAnon:", "RssShmem:"].map(|name| {
+            let kib = status.lines().find_map(|line| line.strip_prefix(name));
+            kib.and_then(|kib| kib.split_whitespace().next()?.parse().ok())
+                .unwrap_or(0)
+        });
         // 0 where only root may count them.
         let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
         let life = self.0.entry(pid).or_insert_with(|| Life {
@@ -43,7 +47,7 @@ impl Trends {
         });
         life.held.push(Held {
             descriptors: descriptors.saturating_sub(leases),
-            kib: kib.unwrap_or(0),
+            kib: own.iter().sum(),
         });
     }
 
