@@ -1,12 +1,15 @@
 //! Children that have nothing more to do. One that is stuck in a driver ends late, and nobody waits for it for long.
 
 use super::children::describe;
+use crate::process;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::process::Child;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// How long the end of a child may hold up whoever asks how it ended, and that of its launcher.
 const ENDS_WITHIN: Duration = Duration::from_secs(3);
+/// How often it is looked for where the kernel cannot wait for a process (before 5.3).
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// Those that were killed, and may not be gone yet.
@@ -56,12 +59,20 @@ impl Drop for Ending {
 
 /// How a child ended, where it has by then.
 fn ended(child: &mut Child, until: Instant) -> Option<String> {
+    let process = process::open(child.id());
     loop {
         match child.try_wait() {
             Ok(Some(status)) => return Some(describe(status)),
-            Ok(None) if Instant::now() < until => sleep(LOOK_EVERY),
-            Ok(None) => return None,
+            Ok(None) => {}
             Err(error) => return Some(error.to_string()),
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return None;
+        }
+        match (&process, Timespec::try_from(left)) {
+            (Ok(process), Ok(left)) => drop(poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&left))),
+            _ => sleep(LOOK_EVERY.min(left)),
         }
     }
 }
