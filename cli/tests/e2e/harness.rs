@@ -197,6 +197,20 @@ impl Site {
         launcher
     }
 
+    /// The server of a launcher that was killed, when it has noticed.
+    #[track_caller]
+    pub fn orphan(&self, model: &Path, tp: u32, more: &[&str]) -> u32 {
+        let mut launcher = self.preload(model, tp, more);
+        launcher.has_loaded();
+        let server = launcher.child("server");
+        launcher.kill();
+        wait_until("the server has noticed", || {
+            let status = self.status();
+            status.iter().all(|daemon| daemon["launcher_pid"] == Value::Null)
+        });
+        server
+    }
+
     /// What `weightd status` and `weightd stop` print where there is none.
     pub fn no_daemons(&self) -> String {
         format!("no daemons in {}\n", self.dir().display())

@@ -6,23 +6,10 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
 
-/// A server whose launcher was killed.
-fn orphan(site: &Site, tp: u32) -> u32 {
-    let mut launcher = site.preload(&model("llama"), tp, &[]);
-    let server = launcher.child("server");
-    launcher.kill();
-    wait_until("the server has noticed", || {
-        site.status()
-            .iter()
-            .all(|daemon| daemon["launcher_pid"] == Value::Null)
-    });
-    server
-}
-
 #[test]
 fn the_server_serves_on_until_it_is_stopped() {
     let (site, model) = (Site::new(), model("llama"));
-    let server = orphan(&site, 2);
+    let server = site.orphan(&model, 2, &[]);
     site.attach_verified(&model, 2);
     let status = site.run(&["status"]);
     assert_eq!(status.stdout.matches("launcher none").count(), 2, "{status:?}");
@@ -76,7 +63,7 @@ fn whoever_was_killed_and_is_waited_for_by_nobody_is_dead() {
 #[test]
 fn an_orphan_that_is_terminated_removes_its_sockets() {
     let site = Site::new();
-    let server = orphan(&site, 2);
+    let server = site.orphan(&model("llama"), 2, &[]);
     signal(server, Signal::TERM);
     wait_until("the server is gone", || !is_alive(&server));
     let left = |site: &Site, end| site.left().iter().any(|name| name.ends_with(end));
@@ -88,7 +75,7 @@ fn an_orphan_that_is_terminated_removes_its_sockets() {
 #[test]
 fn an_orphan_that_was_released_ends() {
     let site = Site::new();
-    let server = orphan(&site, 1);
+    let server = site.orphan(&model("llama"), 1, &[]);
     let ran = site.run(&["release", "--all"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     wait_until("the server is gone", || !is_alive(&server));
@@ -97,7 +84,7 @@ fn an_orphan_that_was_released_ends() {
 #[test]
 fn the_stale_sockets_of_a_killed_pair_are_replaced() {
     let (site, model) = (Site::new(), model("llama"));
-    let server = orphan(&site, 2);
+    let server = site.orphan(&model, 2, &[]);
     signal(server, Signal::KILL);
     wait_until("the server is gone", || !is_alive(&server));
     assert!(site.left().len() >= 2);
@@ -115,7 +102,7 @@ fn the_stale_sockets_of_a_killed_pair_are_replaced() {
 #[test]
 fn an_orphan_leaves_a_name_alone_whose_lock_file_was_replaced() {
     let (site, model) = (Site::new(), model("llama"));
-    let server = orphan(&site, 1);
+    let server = site.orphan(&model, 1, &[]);
     let socket = site.status()[0]["socket"].as_str().unwrap().to_owned();
     // As a cleaner of temporary files does. The name is anyone's then, and another takes it.
     fs::remove_file(format!("{socket}.lock")).unwrap();

@@ -7,20 +7,6 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-/// The server of a launcher that was killed, when it has noticed.
-fn orphan(site: &Site, model: &Path, more: &[&str]) -> u32 {
-    let mut launcher = site.preload(model, 1, more);
-    launcher.has_loaded();
-    let server = launcher.child("server");
-    launcher.kill();
-    wait_until("the server has noticed", || {
-        site.status()
-            .iter()
-            .all(|daemon| daemon["launcher_pid"] == Value::Null)
-    });
-    server
-}
-
 fn remove_control_sockets(site: &Site) {
     for entry in fs::read_dir(site.dir()).unwrap() {
         let path = entry.unwrap().path();
@@ -39,7 +25,7 @@ fn remove_control_sockets(site: &Site) {
 #[test]
 fn a_server_without_a_launcher_that_hangs_is_named_by_preload_status_and_stop() {
     let (site, model) = (Site::new(), model("qwen3"));
-    let server = orphan(&site, &model, &[]);
+    let server = site.orphan(&model, 1, &[]);
     signal(server, Signal::STOP);
     let commands = [
         site.weightd(&["status"]),
@@ -64,7 +50,7 @@ fn a_server_without_a_launcher_that_hangs_is_named_by_preload_status_and_stop() 
 #[test]
 fn a_server_whose_control_socket_is_gone_is_named_whether_it_answers_or_not() {
     let (site, model) = (Site::new(), model("qwen3"));
-    let server = orphan(&site, &model, &[]);
+    let server = site.orphan(&model, 1, &[]);
     remove_control_sockets(&site);
     let end = format!("end it with `kill {server}`");
     let ran = site.run(&["status"]);
@@ -147,7 +133,7 @@ fn a_daemon_that_is_loading_has_a_row_and_is_no_failure() {
 #[test]
 fn a_daemon_whose_socket_is_gone_or_is_something_else_has_a_row_and_is_a_failure() {
     let (site, model) = (Site::new(), model("qwen3"));
-    let server = orphan(&site, &model, &[]);
+    let server = site.orphan(&model, 1, &[]);
     let socket = site.socket();
     fs::remove_file(&socket).unwrap();
     let ran = site.run(&["status"]);
