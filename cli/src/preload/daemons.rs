@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tracing::info;
 use weightd_blocking::request::{RequestError, request};
 use weightd_core::content::Key;
-use weightd_core::machine::{Ends, Held, Inheritance, Inherited};
+use weightd_core::machine::{Ends, Held, Inheritance, Inherited, Limits};
 use weightd_core::time::Span;
 use weightd_core::wire::Message;
 use weightd_core::wire::message::{DaemonInfo, GetStatus, ServerStatus};
@@ -26,10 +26,6 @@ use weightd_socket::seen::{Seen, is_absent};
 /// How long an owner may take to say who it is: one that has just started has not written that
 /// yet, and one that is ending holds its lock for a moment longer.
 const OWNER_SHOWS_WITHIN: Duration = Duration::from_secs(2);
-
-/// How long a server may take to end that nobody finds any more: it looks around every 5 s, and ends when it has seen
-/// that twice in a row.
-const LOST_ENDS_WITHIN: Duration = Duration::from_secs(15);
 
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -352,6 +348,8 @@ pub(super) fn nobody_serves(dir: &Path, lock: Lock) -> Result<Lock, CliError> {
 pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Owner>), Orphan>, NotLocked> {
     let begin = Instant::now();
     let mut within = OWNER_SHOWS_WITHIN;
+    // One that nobody finds any more ends when it has looked twice.
+    let lost_ends_within = Duration::from_micros(3 * Limits::default().look.0);
     loop {
         let owner = read_owner(socket);
         let mut error = match Lock::acquire(socket) {
@@ -378,13 +376,13 @@ pub(super) fn lock(dir: &Path, socket: &Path) -> Result<Result<(Lock, Option<Own
                     }
                 }
                 // A server may be left that lost all its names, and holds this one until it notices.
-                Behind::Nothing if within < LOST_ENDS_WITHIN && has_ended(owner.pid) && is_absent(socket) => {
+                Behind::Nothing if within < lost_ends_within && has_ended(owner.pid) && is_absent(socket) => {
                     info!(
                         "waiting for the server of a launcher that was killed (pid {}) to end: the sockets by which it \
                          was found are gone",
                         owner.pid
                     );
-                    within = LOST_ENDS_WITHIN;
+                    within = lost_ends_within;
                 }
                 behind @ (Behind::Nothing | Behind::Silent) => unreached = Some((owner, behind)),
             }
